@@ -1,0 +1,47 @@
+"""Ship a checkpoint as a transformers folder: ``python -m kvbridge.demo.export --model receiver --checkpoint FILE``."""
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from kvbridge.demo import path, recipe
+
+
+def export(name: str, model: LlamaForCausalLM, folder: Path) -> None:
+    """Write config, bf16 weights and generation config of ``model`` into ``folder``, each file renamed into place.
+
+    The tokenizer and the card that stand there are left as they are; ``model`` itself is not changed.
+    """
+    config = model.config.to_dict()
+    config.pop("_attn_implementation_autoset", None)
+    copy = LlamaForCausalLM(type(model.config).from_dict(config)).to(torch.bfloat16)
+    copy.load_state_dict(model.state_dict())
+    copy.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0, do_sample=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        copy.save_pretrained(temporary)
+        for file in sorted(Path(temporary).iterdir()):
+            os.replace(file, folder / file.name)
+    for file_name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if not (folder / file_name).exists():
+            shutil.copy(path("receiver") / file_name, folder / file_name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(recipe.SHAPES), required=True)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    model = recipe.build(given.model, 0)
+    model.load_state_dict(torch.load(given.checkpoint, weights_only=True)["model"])
+    export(given.model, model, path(given.model))
+
+
+if __name__ == "__main__":
+    main()
