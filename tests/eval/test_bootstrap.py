@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from kvbridge.errors import EvalError
+from kvbridge.eval.bootstrap import METHODS, cluster_sums, ratio_interval, resampled, standard_error
+from kvbridge.eval.coverage import Scenario, simulate
+
+RNG = np.random.default_rng(3)
+
+
+def data(documents: int = 40, per_document: int = 5, seed: int = 1) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    rng = np.random.default_rng(seed)
+    clusters = [f"d{index}" for index in range(documents) for _ in range(per_document)]
+    shift = np.repeat(rng.normal(0, 0.5, documents), per_document)
+    denominator = rng.uniform(1, 3, documents * per_document)
+    return denominator * (0.7 + 0.1 * shift) + rng.normal(0, 0.3, len(denominator)), denominator, clusters
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_deterministic_by_seed_and_holds_its_estimate(method: str) -> None:
+    n, d, clusters = data()
+    first = ratio_interval(n, d, clusters, method=method, seed=4)
+    assert first == ratio_interval(n, d, clusters, method=method, seed=4)
+    assert first != ratio_interval(n, d, clusters, method=method, seed=5)
+    assert first.low < first.estimate < first.high
+    assert first.estimate == pytest.approx(n.sum() / d.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_shuffled_rows_change_no_bit(method: str) -> None:
+    n, d, clusters = data()
+    order = RNG.permutation(len(n))
+    shuffled = ratio_interval(n[order], d[order], [clusters[i] for i in order], method=method)
+    assert shuffled == ratio_interval(n, d, clusters, method=method)
+
+
+@pytest.mark.parametrize("method", ["percentile", "BCa"])
+def test_percentile_and_bca_agree_with_scipy_where_scipy_applies(method: str) -> None:
+    """One item a document and denominators of 1: the mean, which scipy.stats.bootstrap resamples as we do."""
+    values = np.random.default_rng(2).gamma(2.0, size=60)
+    clusters = [f"{index}" for index in range(60)]
+    ours = ratio_interval(values, np.ones(60), clusters, method=method.lower(), repetitions=40_000)
+    theirs = stats.bootstrap(
+        (values,), np.mean, n_resamples=40_000, method=method, vectorized=True, rng=np.random.default_rng(0)
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
+
+
+def test_studentised_is_students_interval_for_many_normal_documents() -> None:
+    values = np.random.default_rng(2).normal(5, 2, 400)
+    ours = ratio_interval(values, np.ones(400), [f"{i}" for i in range(400)], repetitions=20_000)
+    low, high = stats.t.interval(0.95, 399, values.mean(), stats.sem(values))
+    assert (ours.low, ours.high) == pytest.approx((low, high), abs=0.05 * (high - low))
+
+
+def test_standard_error_of_a_mean_is_the_textbook_one() -> None:
+    values = np.random.default_rng(2).normal(5, 2, 50)
+    sums = cluster_sums(values, np.ones(50), [f"{i}" for i in range(50)])
+    assert standard_error(sums) == pytest.approx(stats.sem(values), rel=1e-12)
+
+
+def test_correlated_items_widen_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    values = np.repeat(rng.normal(size=40), 10)
+    clustered = ratio_interval(values, np.ones(400), [f"{i // 10}" for i in range(400)])
+    alone = ratio_interval(values, np.ones(400), [f"{i}" for i in range(400)])
+    assert clustered.high - clustered.low > 2.5 * (alone.high - alone.low)
+
+
+def test_p_matches_the_interval_and_a_t_test() -> None:
+    rng = np.random.default_rng(5)
+    for shift in (0.0, 0.1, 0.2, 0.3, 0.5):
+        values = rng.normal(shift, 1, 100)
+        found = ratio_interval(values, np.ones(100), [f"{i}" for i in range(100)])
+        assert (found.p < 0.05) == (not found.contains(0))
+        assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.03)
+
+
+def test_a_negative_denominator_only_flips_signs() -> None:
+    n, d, clusters = data()
+    plain, flipped = ratio_interval(n, d, clusters), ratio_interval(-n, -d, clusters)
+    assert (plain.estimate, plain.low, plain.high) == pytest.approx((flipped.estimate, flipped.low, flipped.high))
+
+
+def test_a_denominator_that_may_be_zero_has_no_bounds() -> None:
+    n, _, clusters = data()
+    found = ratio_interval(n, np.random.default_rng(0).normal(0.01, 1, len(n)), clusters)
+    assert not found.known
+    assert not found.contains(found.estimate)
+
+
+def test_few_events_keep_a_bounded_interval() -> None:
+    """Two misses in 120: replicates without any must not blow the interval up (exact: 0.2 % to 5.9 %)."""
+    values = np.zeros(120)
+    values[[7, 60]] = 1
+    sizes = [f"{int(i**1.2) // 9}" for i in range(120)]
+    found = ratio_interval(values, np.ones(120), sizes)
+    assert -0.01 < found.low < found.estimate < found.high < 0.09
+
+
+def test_resampling_in_chunks_draws_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = np.random.default_rng(0).normal(size=(30, 2))
+    whole = resampled(columns, 500, 7)
+    monkeypatch.setattr("kvbridge.eval.bootstrap._CACHED_WEIGHTS", 1000)
+    np.testing.assert_allclose(resampled(columns, 500, 7), whole, rtol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(scale=st.floats(0.01, 100), seed=st.integers(0, 50))
+def test_the_interval_scales_with_its_numerator(scale: float, seed: int) -> None:
+    n, d, clusters = data(seed=seed)
+    plain, scaled = ratio_interval(n, d, clusters), ratio_interval(n * scale, d, clusters)
+    assert (scaled.low, scaled.high) == pytest.approx((plain.low * scale, plain.high * scale), rel=1e-6)
+
+
+def test_one_document_has_an_estimate_and_no_interval() -> None:
+    found = ratio_interval([1.0, 0.0, 1.0], [1.0, 1.0, 1.0], ["d", "d", "d"])
+    assert found.estimate == pytest.approx(2 / 3)
+    assert not found.known
+
+
+def test_documents_that_all_agree_give_a_point() -> None:
+    found = ratio_interval(np.ones(6), np.ones(6), list("aabbcc"))
+    assert (found.estimate, found.low, found.high) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "clusters", "words"),
+    [
+        ([], [], [], "no items"),
+        ([1.0], [1.0], ["a", "b"], "one cluster label per item"),
+        ([1.0, np.nan], [1.0, 1.0], ["a", "b"], "NaN or infinity"),
+        ([1.0, 1.0], [1.0, np.inf], ["a", "b"], "NaN or infinity"),
+    ],
+)
+def test_bad_input_is_refused(n: list, d: list, clusters: list, words: str) -> None:
+    with pytest.raises(EvalError, match=words):
+        ratio_interval(n, d, clusters)
+
+
+@pytest.mark.parametrize("statistic", ["accuracy", "paired difference", "recovery"])
+@pytest.mark.parametrize("sizes", ["equal", "unequal"])
+def test_simulated_coverage_in_its_quick_form(statistic: str, sizes: str) -> None:
+    """300 repetitions, ±3 standard errors are ±3.8 points; `kvbridge.eval.coverage` is the full form."""
+    held = simulate(Scenario(statistic, 50, sizes, 0.3), 300, methods=("studentised",))["studentised"]
+    assert 0.912 <= held <= 0.99

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+
+from kvbridge.errors import EvalError
+from kvbridge.eval import statistics as ours
+from kvbridge.eval.bootstrap import Interval
+from kvbridge.eval.statistics import Refused
+
+answers = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)), min_size=1, max_size=60)
+
+
+def known(found: Interval | Refused) -> Interval:
+    assert isinstance(found, Interval), found
+    return found
+
+
+def columns(found: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[str]]:
+    t, s, d = zip(*found, strict=True)
+    return list(t), list(s), [f"d{x}" for x in d]
+
+
+def binary(p: float, n: int, seed: int) -> np.ndarray:
+    return (np.random.default_rng(seed).random(n) < p).astype(float)
+
+
+CLUSTERS = [f"d{i // 4}" for i in range(200)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(answers)
+def test_the_identity_holds_exactly(found: list[tuple[int, int, int]]) -> None:
+    t, s, documents = columns(found)
+    parts = ours.identity(t, s, documents)
+    n, wrong = len(t), sum(1 - x for x in s)
+    assert parts.sender_wrong == wrong
+    difference = Fraction(sum(t), n) - Fraction(sum(s), n)
+    assert difference == Fraction(parts.gained, n) - Fraction(parts.harmed, n)
+    gain = Fraction(wrong, n) * (Fraction(parts.gained, wrong) if wrong else 0)
+    harm = Fraction(n - wrong, n) * (Fraction(parts.harmed, n - wrong) if wrong < n else 0)
+    assert difference == gain - harm
+    assert parts.difference.estimate == pytest.approx(float(difference), abs=1e-15)
+    assert (parts.gain.estimate, parts.harm.estimate) == pytest.approx((float(gain), float(harm)), abs=1e-15)
+
+
+@settings(max_examples=50, deadline=None)
+@given(answers, st.randoms(use_true_random=False))
+def test_permuting_items_changes_nothing(found: list[tuple[int, int, int]], random) -> None:
+    shuffled = list(found)
+    random.shuffle(shuffled)
+    assert repr(ours.identity(*columns(found))) == repr(ours.identity(*columns(shuffled)))
+
+
+def test_identity_without_a_wrong_or_a_right_sender() -> None:
+    parts = ours.identity([1, 0], [1, 1], ["a", "b"])
+    assert isinstance(parts.gain_given_wrong, Refused)
+    assert "wrong" in parts.gain_given_wrong.because
+    parts = ours.identity([1, 0], [0, 0], ["a", "b"])
+    assert isinstance(parts.harm_given_right, Refused)
+    assert "right" in parts.harm_given_right.because
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_mcnemar_is_that_of_statsmodels(b: int, c: int, both: int) -> None:
+    first = [1] * b + [0] * c + [1] * both + [0]
+    second = [0] * b + [1] * c + [1] * both + [0]
+    found = ours.mcnemar_exact(first, second)
+    assert (found.only_first, found.only_second) == (b, c)
+    if b + c:
+        assert found.p == pytest.approx(float(mcnemar([[both, b], [c, 1]], exact=True).pvalue), rel=1e-9)
+    else:
+        assert found.p == 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500), st.floats(0, 1))
+def test_wilson_is_that_of_statsmodels_and_scipy(trials: int, share: float) -> None:
+    successes = round(trials * share)
+    found = ours.wilson(successes, trials)
+    assert found == pytest.approx(proportion_confint(successes, trials, method="wilson"), abs=1e-12)
+    theirs = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_holm_is_that_of_statsmodels(p: list[float]) -> None:
+    np.testing.assert_allclose(ours.holm(p), multipletests(p, method="holm")[1], atol=1e-15)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 30), st.integers(1, 5), st.integers(0, 1000))
+def test_recovery_of_native_is_one_and_of_no_context_zero(documents: int, per_document: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = documents * per_document
+    native, floor = rng.uniform(50, 90, n), rng.uniform(100, 180, n)
+    clusters = [f"d{i % documents}" for i in range(n)]
+    top, bottom = (
+        ours.recovery(native, native, floor, clusters),
+        ours.recovery(floor, native, floor, clusters),
+    )
+    assert isinstance(top, Interval)
+    assert isinstance(bottom, Interval)
+    assert (top.estimate, top.low, top.high) == (1.0, 1.0, 1.0)
+    assert (bottom.estimate, bottom.low, bottom.high) == (0.0, 0.0, 0.0)
+
+
+def test_recovery_is_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
+    found = known(ours.recovery([60.0, 11.0], [50.0, 10.0], [100.0, 12.0], ["a", "b"]))
+    assert found.estimate == pytest.approx((40 + 1) / (50 + 2))
+
+
+def test_recovery_is_refused_where_context_does_not_help() -> None:
+    rng = np.random.default_rng(0)
+    native, floor = rng.normal(100, 10, 200), rng.normal(100, 10, 200)
+    found = ours.recovery(native, native, floor, CLUSTERS)
+    assert isinstance(found, Refused)
+    assert "context does not help" in found.because
+    assert isinstance(ours.recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"]), Refused)
+    worse = ours.recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"])
+    assert isinstance(worse, Refused)
+
+
+def test_retention_and_its_floor() -> None:
+    d, t = np.ones(200), binary(0.8, 200, 1)
+    assert known(ours.retention(t, d, CLUSTERS)).estimate == pytest.approx(t.mean())
+    floored = known(ours.floor_normalised(t, d, np.full(200, 0.25), CLUSTERS))
+    assert floored.estimate == pytest.approx((t.mean() - 0.25) / 0.75)
+    none = ours.retention(t, np.zeros(200), CLUSTERS)
+    assert isinstance(none, Refused)
+    assert "scores 0" in none.because
+
+
+def test_floor_normalised_is_refused_for_a_receiver_at_chance() -> None:
+    found = ours.floor_normalised(binary(0.25, 200, 1), binary(0.25, 200, 2), np.full(200, 0.25), CLUSTERS)
+    assert isinstance(found, Refused)
+    assert "not above chance" in found.because
+
+
+def test_share_of_the_gap() -> None:
+    s, d = binary(0.3, 200, 1), np.maximum(binary(0.3, 200, 1), binary(0.8, 200, 2))
+    g = np.where(np.arange(200) % 2 == 0, d, s)
+    found = ours.gap_recovered(s, d, g, CLUSTERS)
+    assert isinstance(found, Interval)
+    assert found.estimate == pytest.approx((g.sum() - s.sum()) / (d.sum() - s.sum()))
+    assert ours.gap_recovered(s, d, d, CLUSTERS) == Interval(1.0, 1.0, 1.0, 0.0)
+
+
+def test_the_share_of_a_gap_that_may_not_exist_is_refused_with_the_interval() -> None:
+    s = binary(0.6, 200, 1)
+    d = binary(0.62, 200, 2)
+    found = ours.gap_recovered(s, d, d, CLUSTERS)
+    assert isinstance(found, Refused)
+    assert "contains 0" in found.because
+    assert "[" in found.because
+    below = ours.gap_recovered(np.ones(200), binary(0.5, 200, 3), s, CLUSTERS)
+    assert isinstance(below, Refused)
+    assert "no gap to recover" in below.because
+    alone = ours.gap_recovered([0.0], [1.0], [1.0], ["d"])
+    assert isinstance(alone, Refused)
+    assert "too few documents" in alone.because
+
+
+def test_a_share_stays_in_its_range_and_falls_back_to_wilson() -> None:
+    values = np.ones(200)
+    found = ours.proportion(values, CLUSTERS)
+    assert (found.low, found.high) == ours.wilson(50, 50)
+    nearly = values.copy()
+    nearly[[0, 40, 90]] = 0
+    found = ours.proportion(nearly, CLUSTERS)
+    assert 0.9 < found.low < found.estimate < found.high <= 1.0
+
+
+def test_the_difference_is_that_of_the_means() -> None:
+    a, b = binary(0.7, 200, 1), binary(0.5, 200, 2)
+    found = ours.difference(a, b, CLUSTERS)
+    assert found.estimate == pytest.approx(a.mean() - b.mean())
+    mirrored = ours.difference(b, a, CLUSTERS)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low), abs=0.01)
+
+
+def test_items_needed_for_two_points() -> None:
+    assert ours.items_for_half_width(Interval(0.1, 0.06, 0.14), 500) == 2000
+    assert ours.items_for_half_width(Interval(0.1, math.nan, math.nan), 500) is None
+    found = ours.items_for_discordance(0.15, 0.05)
+    assert found == math.ceil(1.959964**2 * (0.2 - 0.01) / 0.0004)
+    rng = np.random.default_rng(0)
+    differences = rng.choice([1, -1, 0], p=[0.15, 0.05, 0.8], size=(2000, found)).mean(axis=1)
+    assert 1.96 * differences.std() == pytest.approx(0.02, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ours.identity([0, 2], [0, 1], ["a", "b"]), "t must hold 0 or 1"),
+        (lambda: ours.identity([0, math.nan], [0, 1], ["a", "b"]), "t must hold 0 or 1"),
+        (lambda: ours.mcnemar_exact([0, 1], [0, -1]), "second must hold 0 or 1"),
+        (lambda: ours.proportion([1.5, 0], ["a", "b"]), r"must lie in \[0, 1\]"),
+        (lambda: ours.mean([], []), "no items"),
+        (lambda: ours.wilson(5, 0), "trials > 0"),
+        (lambda: ours.wilson(6, 5), "successes ≤ trials"),
+        (lambda: ours.holm([0.1, math.nan]), "p-values must lie"),
+        (lambda: ours.items_for_discordance(0.9, 0.2), "sum to ≤ 1"),
+    ],
+)
+def test_bad_input_is_refused(call, words: str) -> None:
+    with pytest.raises(EvalError, match=words):
+        call()
