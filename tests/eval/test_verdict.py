@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kvbridge.eval.rows import Row
+from kvbridge.eval.summary import summarise
+from kvbridge.eval.verdict import VERDICTS, Rules
+
+MakeRows = Callable[..., list[Row]]
+
+GOOD = {"translated": 0.97}
+GOOD_RECALL = {"translated": 0.84}
+
+
+def test_the_four_verdicts_are_those_of_the_design() -> None:
+    assert VERDICTS == ("translate", "translate behind the gate", "cascade instead", "prefill")
+
+
+def test_translate(rows_of: MakeRows) -> None:
+    found = summarise(rows_of(recovered=GOOD, correct=GOOD_RECALL))
+    assert found["verdict"] == "translate"
+    assert found["headline"].startswith("Translate: translated recovers 97%")
+
+
+@pytest.mark.parametrize("control", ["token_only", "wrong_document", "tail_only"])
+def test_a_control_that_scores_alike_means_prefill_and_leads_the_headline(rows_of: MakeRows, control: str) -> None:
+    rows = rows_of(recovered=GOOD | {control: 0.97}, correct=GOOD_RECALL)
+    found = summarise(rows)
+    assert found["verdict"] == "prefill"
+    assert found["headline"].startswith(f"Prefill: translated does not significantly beat {control}")
+    beaten = {
+        c["against"]: c["beats"]
+        for c in found["contrasts"]
+        if (c["condition"], c["task"]) == ("translated", "continuation")
+    }
+    assert beaten[control] is False
+    assert sum(not b for b in beaten.values()) == 1
+
+
+@pytest.mark.parametrize("control", ["token_only", "wrong_document", "tail_only"])
+def test_a_control_that_was_not_run_is_not_beaten(rows_of: MakeRows, control: str) -> None:
+    found = summarise([r for r in rows_of(recovered=GOOD, correct=GOOD_RECALL) if r.condition != control])
+    assert found["verdict"] == "prefill"
+    assert f"control {control} was not run" in found["headline"]
+
+
+def test_no_gain_over_the_sender_means_cascade(rows_of: MakeRows) -> None:
+    found = summarise(rows_of(recovered={"sender": 1.1}, correct={"sender": 0.75}))
+    assert found["verdict"] == "cascade instead"
+    assert "against the sender" in found["headline"]
+
+
+def test_a_receiver_no_better_than_its_sender_means_cascade(rows_of: MakeRows) -> None:
+    found = summarise(rows_of(recovered=GOOD | {"sender": 1.0}, correct=GOOD_RECALL | {"sender": 0.86}))
+    assert found["verdict"] == "cascade instead"
+
+
+def test_harm_where_it_was_not_needed_means_the_gate(rows_of: MakeRows) -> None:
+    rows = rows_of(recovered=GOOD, correct=GOOD_RECALL)
+    harmed = [
+        replace(r, correct=0) if r.condition == "translated" and r.correct and int(r.document[4:]) % 8 == 0 else r
+        for r in rows
+    ]
+    found = summarise(harmed, rules=Rules(retention_min=0.5))
+    assert found["verdict"] == "translate behind the gate"
+    assert "lost that the sender had right" in found["verdict_reasons"][0]
+    assert summarise(rows, rules=Rules(retention_min=0.5))["verdict"] == "translate"
+
+
+def test_low_retention_means_the_gate(rows_of: MakeRows) -> None:
+    found = summarise(rows_of())
+    assert found["verdict"] == "translate behind the gate"
+    assert any("below 90%" in reason for reason in found["verdict_reasons"])
+
+
+def test_worse_than_the_sender_in_one_task_means_the_gate(rows_of: MakeRows) -> None:
+    found = summarise(rows_of(recovered=GOOD, correct={"translated": 0.50, "native": 0.52}), rules=Rules(harm_max=1.0))
+    assert found["verdict"] == "translate behind the gate"
+    assert found["verdict_reasons"][0].startswith("worse than the sender") or "recall" in found["verdict_reasons"][0]
+
+
+def test_only_the_gate_gains(rows_of: MakeRows) -> None:
+    rows = rows_of(recovered={"sender": 0.76}, correct={"sender": 0.74}, gated=True)
+    assert summarise(rows)["verdict"] == "translate behind the gate"
+    refusing = [replace(r, verdict="discard") if r.condition == "gated" else r for r in rows]
+    assert summarise(refusing)["verdict"] == "cascade instead"
+
+
+def test_a_translation_dearer_than_a_prefill_means_prefill(rows_of: MakeRows) -> None:
+    rows = [
+        replace(r, prefill_share=1.2) if r.condition == "translated" else r
+        for r in rows_of(recovered=GOOD, correct=GOOD_RECALL)
+    ]
+    found = summarise(rows)
+    assert found["verdict"] == "prefill"
+    assert "120% of the receiver's own prefill" in found["headline"]
+
+
+def test_without_the_sender_nothing_shows_that_switching_pays(rows_of: MakeRows) -> None:
+    found = summarise([r for r in rows_of(recovered=GOOD, correct=GOOD_RECALL) if r.condition != "sender"])
+    assert found["verdict"] == "prefill"
+    assert "sender was not run" in found["headline"]
+
+
+def test_nine_documents_are_too_few(rows_of: MakeRows) -> None:
+    assert "only 9 documents" in summarise(rows_of(documents=9, recovered=GOOD, correct=GOOD_RECALL))["headline"]
+    assert summarise(rows_of(documents=12, recovered=GOOD, correct=GOOD_RECALL))["verdict"] == "translate"
+
+
+def test_recall_alone_decides_where_there_is_no_continuation(rows_of: MakeRows) -> None:
+    found = summarise(rows_of(correct=GOOD_RECALL, tasks=("recall",)))
+    assert found["verdict"] == "translate"
+    assert summarise(rows_of(correct={"token_only": 0.74}, tasks=("recall",)))["verdict"] == "prefill"
