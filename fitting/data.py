@@ -1,0 +1,140 @@
+"""Texts for a fit: documents with ids, from files, folders, Hub datasets or plain Python, and three splits by document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbridge.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. `id` is its own, `group` the document it is from (splits and clusters never cut a group)."""
+
+    id: str
+    text: str
+    group: str
+    split: str | None = None
+
+
+def read_documents(source: Any) -> Iterator[Document]:
+    """Documents out of a path, a Hub dataset id, or an iterable of strings, mappings or Documents; streamed.
+
+    Files: `.jsonl` and `.parquet` rows with `text` (and `document`, `id`, `split`), `.txt` paragraphs; a folder of
+    them, where train.*, validation.* and test.* name splits. Raises DataError, naming what was found.
+    """
+    if isinstance(source, (str, Path)):
+        rows = _rows_of_path(str(source))
+    elif isinstance(source, Iterable):
+        rows = ((None, "texts", row) for row in source)
+    else:
+        raise DataError(f"expected a path, a Hub dataset id or an iterable of texts, found {type(source).__name__}")
+    seen: set[str] = set()
+    for index, (split, name, row) in enumerate(rows):
+        document = _document(row, split, f"{name}#{index}")
+        if document.id in seen:
+            raise DataError(f"{name}: document id {document.id!r} stands twice")
+        seen.add(document.id)
+        if document.text.strip():
+            yield document
+
+
+def _rows_of_path(source: str) -> Iterator[tuple[str | None, str, Any]]:
+    from datasets import load_dataset
+
+    path = Path(source)
+    if path.exists():
+        files = sorted(p for p in path.iterdir() if p.suffix in LOADERS) if path.is_dir() else [path]
+        if not files or files[0].suffix not in LOADERS:
+            raise DataError(
+                f"{path}: expected a {', '.join(LOADERS)} file or a folder of them, found {'none' if path.is_dir() else path.suffix or 'no suffix'}"
+            )
+        named = [f for f in files if f.stem in SPLITS]
+        for file in named or files:
+            if file.stat().st_size == 0:
+                raise DataError(f"{file}: expected texts, found an empty file")
+            kind = LOADERS[file.suffix]
+            extra = {"sample_by": "paragraph"} if kind == "text" else {}
+            rows = load_dataset(kind, data_files=str(file), split="train", streaming=True, **extra)
+            for row in rows:
+                yield (file.stem if file in named else None), file.name, row
+        return
+    if "/" not in source or source.startswith((".", "/", "~")):
+        raise DataError(f"{source}: no such file or folder, and not a Hub dataset id (org/name)")
+    try:
+        found = load_dataset(source, streaming=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{source}: not a file here, and the Hub did not give it: {error}") from error
+    for split, rows in found.items():
+        for row in rows:
+            yield (split if split in SPLITS else None), source, row
+
+
+def _document(row: Any, split: str | None, fallback: str) -> Document:
+    if isinstance(row, Document):
+        return row
+    if isinstance(row, str):
+        return Document(fallback, row, fallback, split)
+    if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
+        found = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+        raise DataError(f"{fallback}: expected a row with a string column `text`, found {found}")
+    own = row.get("id")
+    identity = fallback if own is None else str(own)
+    group = row.get("document")
+    named = row.get("split")
+    if named is not None and named not in SPLITS:
+        raise DataError(f"{fallback}: expected split to be one of {', '.join(SPLITS)}, found {named!r}")
+    return Document(identity, row["text"], identity if group is None else str(group), named or split)
+
+
+def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
+    """Its own split, or one drawn by a hash of its group: the same for every text of a document, on every machine."""
+    if document.split is not None:
+        return document.split
+    draw = int.from_bytes(hashlib.sha256(document.group.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
+    return SPLITS[0] if draw < fractions[0] else SPLITS[1] if draw < fractions[0] + fractions[1] else SPLITS[2]
+
+
+class Splits:
+    """Documents per split as they stream by: counts, and a digest of what was used. Refuses a group in two splits."""
+
+    def __init__(self) -> None:
+        self.documents = dict.fromkeys(SPLITS, 0)
+        self.rows = dict.fromkeys(SPLITS, 0)
+        self._group_split: dict[str, str] = {}
+        self._digest = hashlib.sha256()
+
+    def add(self, document: Document, split: str) -> None:
+        """Counts one document; raises DataError when its group already stands in another split."""
+        known = self._group_split.setdefault(document.group, split)
+        if known != split:
+            raise DataError(f"document {document.group!r} stands in {known} and in {split}; split by document")
+        self.documents[split] += 1
+        line = json.dumps([document.id, split, document.text], ensure_ascii=True)
+        self._digest.update(hashlib.sha256(line.encode()).digest())
+
+    def check(self) -> None:
+        """Raises DataError when a split is empty."""
+        empty = [s for s in SPLITS if not self.documents[s]]
+        if empty:
+            raise DataError(
+                f"expected documents in train, validation and test, found none for {', '.join(empty)} "
+                f"(of {sum(self.documents.values())}); give more documents or mark their split"
+            )
+
+    @property
+    def digest(self) -> str:
+        """Digest of ids, splits and texts in order."""
+        return self._digest.hexdigest()
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Documents and rows per split."""
+        return {s: {"documents": self.documents[s], "rows": self.rows[s]} for s in SPLITS}

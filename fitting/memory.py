@@ -1,0 +1,111 @@
+"""What a fit will take, printed before it starts, and the refusal that names what would fit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from kvbridge.errors import OverBudget
+from kvbridge.features import hidden_layer
+from kvbridge.fitting.config import FitConfig
+from kvbridge.fitting.layout import Layout, make_layout
+from kvbridge.geometry import KVGeometry
+
+SHARE = 0.7
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of a fit beside the models themselves, and what is allowed."""
+
+    moments_bytes: int
+    rows_bytes: int
+    solve_bytes: int
+    translator_bytes: int
+    budget_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Moments stand throughout; rows and solving do not overlap."""
+        return self.moments_bytes + self.translator_bytes + max(self.rows_bytes, self.solve_bytes)
+
+    def lines(self) -> list[str]:
+        """What to print."""
+        gib = lambda b: f"{b / 2**30:.2f} GiB"  # noqa: E731
+        return [
+            f"moments (train, validation) {gib(self.moments_bytes)}",
+            f"rows of a batch {gib(self.rows_bytes)}, solving {gib(self.solve_bytes)}, translator {gib(self.translator_bytes)}",
+            f"peak beside the models {gib(self.peak_bytes)} of {gib(self.budget_bytes)} allowed",
+        ]
+
+
+def effective_candidates(config: FitConfig) -> int | None:
+    """Sender layers considered per target: `nearest` never looks past the layers it takes."""
+    return config.layers if config.selection == "nearest" else config.candidates
+
+
+def control_features(spec: str) -> str:
+    """Features of the token-only control: the map's own, or the embeddings where the map has none."""
+    return "embeddings" if spec == "none" else spec
+
+
+def plan_layout(sender: KVGeometry, receiver: KVGeometry, config: FitConfig) -> Layout:
+    """The layout of a fit; features are always gathered, for the token-only control."""
+    return make_layout(sender, receiver, features=True, candidates=effective_candidates(config))
+
+
+def plan_memory(sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device) -> MemoryPlan:
+    """Bytes a fit takes on `device`; the budget is `memory_bytes` or 70 % of what is free there."""
+    hidden_layer(config.receiver_features)
+    layout = plan_layout(sender, receiver, config)
+    stream = max(s.features for s in sender.layers[0].streams)
+    inputs = receiver.hidden_size + min(config.layers, len(sender.layers)) * stream
+    outputs = max(s.features for layer in receiver.layers for s in layer.streams)
+    columns = sum(w for _, w in layout.inputs) + sum(w for _, w in layout.targets)
+    targets = sum(w for _, w in layout.targets)
+    return MemoryPlan(
+        moments_bytes=2 * layout.nbytes,
+        rows_bytes=config.batch_tokens * columns * (16 if config.precision == "float64" else 12),
+        solve_bytes=8 * (4 * inputs * inputs + (3 + len(config.lambdas)) * inputs * outputs),
+        translator_bytes=4 * targets * inputs,
+        budget_bytes=config.memory_bytes if config.memory_bytes is not None else int(SHARE * free_bytes(device)),
+    )
+
+
+def check_memory(sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device) -> MemoryPlan:
+    """The plan, or OverBudget naming the largest `candidates` (or the smaller batch) that would fit."""
+    plan = plan_memory(sender, receiver, config, device)
+    if plan.peak_bytes <= plan.budget_bytes:
+        return plan
+    from dataclasses import replace
+
+    for candidates in range(len(sender.layers) - 1, config.layers - 1, -1):
+        smaller = replace(config, candidates=candidates)
+        if plan_memory(sender, receiver, smaller, device).peak_bytes <= plan.budget_bytes:
+            advice = f"--candidates {candidates} would fit"
+            break
+    else:
+        nearest = replace(config, selection="nearest", candidates=None, batch_tokens=min(1024, config.batch_tokens))
+        fits = plan_memory(sender, receiver, nearest, device).peak_bytes
+        fewer = next(
+            (k for k in range(config.layers, 0, -1)
+             if plan_memory(sender, receiver, replace(nearest, layers=k), device).peak_bytes <= plan.budget_bytes),
+            None,
+        )  # fmt: skip
+        advice = (
+            f"--selection nearest --layers {fewer} --batch-tokens {nearest.batch_tokens} would fit"
+            if fewer
+            else f"no setting fits; the least needs {fits:,} bytes (--memory-bytes)"
+        )
+    raise OverBudget(
+        f"this fit needs {plan.peak_bytes:,} bytes beside the models, {plan.budget_bytes:,} are allowed; {advice}"
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes free on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

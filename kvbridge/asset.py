@@ -1,0 +1,178 @@
+"""A translator asset on disk: an immutable folder of manifest, weights, card and sums; and its separate control set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from kvbridge.errors import CorruptFile, UsageError
+from kvbridge.files import check_safetensors_header, publish_folder, read_json, verify_folder
+from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.manifest import (
+    CONTROLS_SCHEMA,
+    MAX_TENSORS,
+    Manifest,
+    MapEntry,
+    check_controls,
+    map_entries,
+    model_card,
+    tensor_names,
+)
+from kvbridge.translator import Block, GroupMap, Translator
+
+MANIFEST, WEIGHTS, CARD, CONTROLS = (
+    "manifest.json",
+    "weights.safetensors",
+    "README.md",
+    "controls.safetensors",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Asset:
+    """A verified translator asset: the folder it was read from, its digest, its manifest and its translator."""
+
+    path: Path
+    digest: str
+    manifest: Manifest
+    translator: Translator
+
+
+def save_asset(fit: Any, path: str | Path) -> str:
+    """Writes a fit's translator as folder `path`, whole or not at all, and returns its digest.
+
+    The same fit gives the same bytes; the same content twice is no error, other content at `path` raises
+    AlreadyExists. The fit's control map goes to `path + ".controls"`, a separate object that names this digest.
+    """
+    path = Path(path)
+    weights = save(_tensors(fit.translator), metadata={"kvbridge": "weights"})
+    manifest = Manifest.of_fit(fit, map_entries(fit.translator), weights_bytes=len(weights))
+    digest = publish_folder(
+        path,
+        {MANIFEST: _json_bytes(manifest.body), WEIGHTS: weights, CARD: model_card(manifest).encode()},
+    )
+    if fit.controls is not None:
+        control = {
+            "schema": CONTROLS_SCHEMA,
+            "translator": digest,
+            "receiver_features": fit.controls.receiver_features,
+            "maps": [entry.to_json() for entry in map_entries(fit.controls)],
+        }
+        publish_folder(
+            controls_path(path),
+            {
+                MANIFEST: _json_bytes(control),
+                CONTROLS: save(_tensors(fit.controls), metadata={"kvbridge": "controls"}),
+            },
+        )
+    return digest
+
+
+def load_asset(path: str | Path) -> Asset:
+    """Reads and verifies a translator asset. Raises CorruptFile or UnknownSchema; reads no pickle.
+
+    Every byte is hashed, the manifest's geometry and shapes are checked against the header before tensors are
+    allocated, and every weight must be finite.
+    """
+    path = Path(path)
+    digest = verify_folder(path, required=frozenset({MANIFEST, WEIGHTS, CARD}))
+    manifest = Manifest.from_json(read_json(path / MANIFEST), str(path / MANIFEST))
+    translator = _read_maps(
+        path / WEIGHTS,
+        manifest.sender,
+        manifest.receiver,
+        manifest.family,
+        manifest.receiver_features,
+        manifest.maps,
+        manifest.weights_bytes,
+    )
+    return Asset(path, digest, manifest, translator)
+
+
+def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
+    """The token-only control map that was solved with `asset`; raises CorruptFile where it is of another one."""
+    path = controls_path(asset.path) if path is None else Path(path)
+    verify_folder(path, required=frozenset({MANIFEST, CONTROLS}))
+    features, entries = check_controls(read_json(path / MANIFEST), asset.digest, asset.manifest, str(path))
+    manifest = asset.manifest
+    return _read_maps(path / CONTROLS, manifest.sender, manifest.receiver, "token-only", features, entries, None)
+
+
+def controls_path(path: Path) -> Path:
+    """Where an asset's control set stands unless said otherwise."""
+    return path.with_name(path.name + ".controls")
+
+
+def _tensors(translator: Translator) -> dict[str, Tensor]:
+    found = {}
+    for (layer, name), groups in translator.maps.items():
+        for index, g in enumerate(groups):
+            w, b = tensor_names(layer, name, index, len(groups))
+            found[w], found[b] = g.W.detach().cpu().contiguous(), g.b.detach().cpu().contiguous()
+    return dict(sorted(found.items()))
+
+
+def _read_maps(
+    path: Path,
+    sender: KVGeometry,
+    receiver: KVGeometry,
+    family: str,
+    features: str,
+    entries: tuple[MapEntry, ...],
+    announced_bytes: int | None,
+) -> Translator:
+    header = check_safetensors_header(path, max_tensors=MAX_TENSORS, max_bytes=announced_bytes)
+    expected: dict[str, tuple[int, ...]] = {}
+    for entry in entries:
+        for index, group in enumerate(entry.groups):
+            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
+            inputs = sum(Block(*block).width(sender) for block in group.blocks) + (
+                receiver.hidden_size if group.features else 0
+            )
+            outputs = len(group.heads) * receiver.layers[entry.layer].stream(entry.stream).width
+            expected[w], expected[b] = (inputs, outputs), (outputs,)
+    found = {name: shape for name, (_, shape, _) in header.tensors.items()}
+    if found != expected:
+        odd = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
+        raise CorruptFile(f"{path}: tensors do not match the manifest: {', '.join(odd[:4])}")
+    if any(dtype not in ("F32", "F16", "BF16", "F64") for dtype, _, _ in header.tensors.values()):
+        raise CorruptFile(f"{path}: expected floating-point weights only")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise CorruptFile(f"{path}: {bad[0]} holds NaN or infinity")
+    maps = {}
+    for entry in entries:
+        groups = []
+        for index, group in enumerate(entry.groups):
+            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
+            groups.append(
+                GroupMap(
+                    group.heads,
+                    tuple(Block(*x) for x in group.blocks),
+                    group.features,
+                    tensors[w],
+                    tensors[b],
+                )
+            )
+        maps[entry.layer, entry.stream] = tuple(groups)
+    try:
+        return Translator(sender, receiver, family, features, maps)
+    except UsageError as error:
+        raise CorruptFile(f"{path}: {error}") from error
+
+
+def _json_bytes(body: Mapping[str, Any]) -> bytes:
+    digest_json(body)
+    return (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

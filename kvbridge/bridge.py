@@ -1,0 +1,324 @@
+"""The handoff: a sender's snapshot in, the receiver's cache out, or a reason to prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kvbridge.align import MIN_EXACT_SHARE, Alignment
+from kvbridge.asset import Asset
+from kvbridge.contract import align_request, check_contract, check_text
+from kvbridge.cost import handoff_flops
+from kvbridge.errors import UsageError
+from kvbridge.features import FirstLayers, first_layers, hidden_layer
+from kvbridge.geometry import shared_layers
+from kvbridge.handoff import Handoff
+from kvbridge.models import Encoding, Model
+from kvbridge.provenance import Decision, Provenance, discard, exact_provenance, spans_of
+from kvbridge.repair import RepairPlan, fidelity_map, recompute
+from kvbridge.snapshot import KVSnapshot, LayerKV
+from kvbridge.translator import Translator
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a gate may look at. `translated[layer][stream]` `[cached, heads, width]` is the cache as translated (rotated,
+    receiver dtype) before any token was recomputed, `repaired` after; `chosen` `[n]` the recomputed tokens;
+    `predicted_flops` of the whole handoff.
+    """
+
+    sender: Model
+    receiver: Model
+    asset: Asset | None
+    snapshot: KVSnapshot
+    text: str
+    ids: Tensor
+    plan: RepairPlan
+    chosen: Tensor
+    translated: list[LayerKV]
+    repaired: list[LayerKV]
+    features: Tensor | None
+    alignment: Alignment
+    predicted_flops: int
+
+
+class Gate(Protocol):
+    """Decides whether one translated cache may be used."""
+
+    def decide(self, evidence: Evidence) -> Decision:
+        """A Decision; never raises for a request that is merely bad."""
+        ...
+
+
+class Ledger(Protocol):
+    """Accounts for the bytes of translators in use."""
+
+    def lease(self, asset: Asset) -> Any:
+        """A context manager that holds the asset's bytes, or None when there is no room."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    snapshot: KVSnapshot
+    text: str
+    encoding: Encoding
+    alignment: Alignment
+    chosen: Tensor
+    first: FirstLayers | None
+    exact_layers: int
+    feature: Tensor | None
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the receiver that get a cache entry: all but the last."""
+        return len(self.encoding) - 1
+
+
+class Bridge:
+    """Hands conversations from `sender` to `receiver` with one translator.
+
+    `asset` is a loaded Asset or a Translator; None when both models are the same or share all layers, so that nothing
+    is translated. `gate` decides per request (None: every translation is `use_approximate`), `ledger` leases bytes.
+    Nothing about a request raises: it is a Decision(discard) and the handoff is a dense prefill. Misuse raises
+    UsageError.
+    """
+
+    def __init__(
+        self,
+        asset: Asset | Translator | None,
+        *,
+        sender: Model,
+        receiver: Model,
+        gate: Gate | None = None,
+        ledger: Ledger | None = None,
+        min_exact_share: float = MIN_EXACT_SHARE,
+    ) -> None:
+        if not isinstance(sender, Model) or not isinstance(receiver, Model):
+            raise UsageError("expected sender= and receiver= as made by kvbridge.load")
+        if asset is not None and not isinstance(asset, (Asset, Translator)):
+            raise UsageError(f"expected an asset of kvbridge.load_asset or a translator, found {type(asset).__name__}")
+        self.asset = asset if isinstance(asset, Asset) else None
+        translator = asset.translator if isinstance(asset, Asset) else asset
+        self.translator = None if translator is None else translator.to(receiver.device)
+        self.sender, self.receiver, self.gate, self.ledger = sender, receiver, gate, ledger
+        self.min_exact_share = min_exact_share
+
+    def handoff(
+        self,
+        snapshot: KVSnapshot,
+        text: str | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        input_ids: Tensor | None = None,
+        repair: RepairPlan | None = None,
+    ) -> Handoff:
+        """Hands over one request; exactly one of text, messages (the receiver's chat template) and input_ids (the
+        receiver's tokens) says what the receiver is to continue.
+
+        The snapshot must be of this text or of its beginning: what it leaves out is recomputed. It is not modified.
+        """
+        return self.handoff_many([(snapshot, self._text(text, messages, input_ids))], repair=repair)[0]
+
+    @torch.no_grad()
+    def handoff_many(
+        self, requests: Sequence[tuple[KVSnapshot, str]], *, repair: RepairPlan | None = None
+    ) -> list[Handoff]:
+        """Hands over several requests of any lengths; their tokens go through the maps together."""
+        plan = repair or RepairPlan()
+        if plan.layers >= len(self.receiver.layers):
+            raise UsageError(
+                f"repairing {plan.layers} of {len(self.receiver.layers)} layers is a prefill; choose fewer"
+            )
+        prepared: list[_Request | Handoff] = []
+        for snapshot, text in requests:
+            encoding = self.receiver.encode(text)
+            request = self._prepare(snapshot, text, encoding, plan)
+            prepared.append(self._dense(encoding, request) if isinstance(request, Decision) else request)
+        ready = [request for request in prepared if isinstance(request, _Request)]
+        if ready and self.ledger is not None and self.asset is not None:
+            lease = self.ledger.lease(self.asset)
+            if lease is None:
+                refusal = discard("no_room", f"no room for {self.asset.manifest.weights_bytes} bytes")
+                return [self._dense(r.encoding, refusal) if isinstance(r, _Request) else r for r in prepared]
+            with lease:
+                done = iter(self._finish(ready, plan))
+        else:
+            done = iter(self._finish(ready, plan))
+        return [next(done) if isinstance(r, _Request) else r for r in prepared]
+
+    def _text(self, text: str | None, messages: list[dict[str, Any]] | None, input_ids: Tensor | None) -> str:
+        if sum(x is not None for x in (text, messages, input_ids)) != 1:
+            raise UsageError("expected exactly one of text, messages and input_ids")
+        if messages is not None:
+            return self.receiver.render(messages)
+        if input_ids is not None:
+            return self.receiver.encode_ids(input_ids)[0]
+        assert text is not None
+        return text
+
+    def _prepare(self, snapshot: KVSnapshot, text: str, encoding: Encoding, plan: RepairPlan) -> _Request | Decision:
+        """Contract checks, alignment and the receiver's own first layers; a Decision where the request is refused."""
+        refusal = check_contract(snapshot, self.sender, self.receiver, self.translator)
+        refusal = refusal or check_text(snapshot, text, encoding, self.sender, self.receiver)
+        if refusal is not None:
+            return refusal
+        alignment, same_tokens = align_request(snapshot, encoding, self.receiver.geometry)
+        cached = len(encoding) - 1
+        alignment = Alignment(alignment.index[:cached], alignment.covered[:cached], alignment.exact_share)
+        if alignment.exact_share < self.min_exact_share:
+            return discard(
+                "alignment",
+                f"{alignment.exact_share:.0%} of the receiver's tokens end where a sender's does, expected {self.min_exact_share:.0%}",
+            )
+        chosen = plan.chosen(cached, ~alignment.covered)
+        shared = shared_layers(snapshot.geometry, self.receiver.geometry) if same_tokens else 0
+        total = len(self.receiver.layers)
+        if self.translator is None and shared < total:
+            return discard("no_asset", f"no translator from {self.sender.name} to {self.receiver.name}")
+        if len(chosen) == cached and shared < total:
+            return discard(
+                "too_short",
+                f"all {cached} tokens before the last would be recomputed: a prefill does the same",
+            )
+        wanted = None if self.translator is None or shared == total else hidden_layer(self.translator.receiver_features)
+        depth = max(plan.layers if shared < total else 0, wanted or 0)
+        first = None
+        if wanted is not None or depth > shared:
+            first = first_layers(self.receiver, encoding.ids[:cached], depth)
+        feature = None
+        if first is not None and wanted is not None:
+            feature = (
+                first.hidden if wanted == depth else first_layers(self.receiver, encoding.ids[:cached], wanted).hidden
+            )
+        return _Request(snapshot, text, encoding, alignment, chosen, first, max(depth, shared), feature)
+
+    def _finish(self, requests: list[_Request], plan: RepairPlan) -> list[Handoff]:
+        translations = self._translate(requests)
+        return [
+            self._assemble(request, translated, plan)
+            for request, translated in zip(requests, translations, strict=True)
+        ]
+
+    def _rows(self, request: _Request) -> Tensor:
+        """Receiver tokens that are translated: covered ones that are not recomputed, and all covered ones for a gate."""
+        wanted = request.alignment.covered.clone()
+        if self.gate is None:
+            wanted[request.chosen] = False
+        return wanted.nonzero()[:, 0]
+
+    def _translate(self, requests: list[_Request]) -> list[dict[int, LayerKV]]:
+        """Translated rows of each request in content space; the rows of all requests go through the maps at once."""
+        skip = min((r.exact_layers for r in requests), default=0)
+        if self.translator is None or skip >= len(self.receiver.layers):
+            return [{} for _ in requests]
+        device = self.receiver.device
+        content: dict[int, LayerKV] = {}
+        rows = [self._rows(r) for r in requests]
+        for layer in self.translator.sender_layers:
+            parts = [
+                r.snapshot.content(self.sender.rotation, r.alignment.index[at], layer)
+                for r, at in zip(requests, rows, strict=True)
+            ]
+            content[layer] = {name: torch.cat([p[name].to(device) for p in parts]) for name in parts[0]}
+        features = None
+        if all(r.feature is not None for r in requests):
+            features = torch.cat([r.feature[at.to(device)] for r, at in zip(requests, rows, strict=True)])  # type: ignore[index]
+        out = self.translator(content, features, skip_layers=skip)
+        counts = [len(at) for at in rows]
+        pieces = {layer: {name: t.split(counts) for name, t in streams.items()} for layer, streams in out.items()}
+        return [
+            {layer: {name: split[i] for name, split in streams.items()} for layer, streams in pieces.items()}
+            for i in range(len(requests))
+        ]
+
+    def _assemble(self, request: _Request, translated: dict[int, LayerKV], plan: RepairPlan) -> Handoff:
+        """Exact layers, translated rows rotated for the receiver, recomputed tokens, then the gate."""
+        receiver, rows = self.receiver, self._rows(request)
+        cache = [self._empty(layer, request.cached) for layer in range(len(receiver.layers))]
+        at = rows.to(receiver.device)
+        for layer, streams in translated.items():
+            for name, tensor in streams.items():
+                value = receiver.rotation.rotate(tensor, rows, layer) if name == "k" else tensor
+                if not bool(torch.isfinite(value).all()):
+                    return self._dense(
+                        request.encoding, discard("not_finite", f"layer {layer} {name} of the translation")
+                    )
+                cache[layer][name][at] = value.to(receiver.dtype)
+        self._fill_exact(request, cache)
+        before = [{name: t.clone() for name, t in layer.items()} for layer in cache] if self.gate is not None else cache
+        recompute(receiver, request.encoding.ids[: request.cached], cache, request.chosen)
+        if not all(bool(torch.isfinite(t).all()) for layer in cache for t in layer.values()):
+            return self._dense(request.encoding, discard("not_finite", "the cache after repair"))
+        decision = self._decide(request, plan, before, cache)
+        if not decision.accepted:
+            return self._dense(request.encoding, decision)
+        return Handoff(decision, self._provenance(request), receiver, request.encoding.ids, cache, request.cached)
+
+    def _fill_exact(self, request: _Request, cache: list[LayerKV]) -> None:
+        """Layers the receiver computed itself, else those it shares with the sender bit for bit (`cache` is modified)."""
+        computed = request.first.layers if request.first is not None else []
+        covered = request.alignment.covered.nonzero()[:, 0]
+        at = covered.to(self.receiver.device)
+        for layer in range(request.exact_layers):
+            for name, target in cache[layer].items():
+                if layer < len(computed):
+                    target.copy_(computed[layer][name])
+                else:
+                    target[at] = request.snapshot.layers[layer][name][request.alignment.index[covered]].to(target)
+
+    def _empty(self, layer: int, cached: int) -> LayerKV:
+        streams = self.receiver.geometry.layers[layer].streams
+        return {
+            s.name: torch.zeros((cached, s.heads, s.width), dtype=self.receiver.dtype, device=self.receiver.device)
+            for s in streams
+        }
+
+    def _decide(self, request: _Request, plan: RepairPlan, before: list[LayerKV], cache: list[LayerKV]) -> Decision:
+        flops = self._flops(request)
+        if request.exact_layers >= len(cache):
+            return Decision("use", "exact", predicted_flops=flops)
+        if self.gate is None:
+            return Decision("use_approximate", "ungated", predicted_flops=flops)
+        return self.gate.decide(
+            Evidence(
+                self.sender,
+                self.receiver,
+                self.asset,
+                request.snapshot,
+                request.text,
+                request.encoding.ids,
+                plan,
+                request.chosen,
+                before,
+                cache,
+                request.feature,
+                request.alignment,
+                flops,
+            )
+        )
+
+    def _flops(self, request: _Request) -> int:
+        parameters = self.translator.parameters if self.translator is not None else 0
+        return handoff_flops(
+            self.receiver.geometry,
+            len(request.encoding),
+            translator_parameters=parameters if request.exact_layers < len(self.receiver.layers) else 0,
+            translated=len(self._rows(request)),
+            first_layers=len(request.first.layers) if request.first is not None else 0,
+            recomputed=len(request.chosen),
+        )
+
+    def _provenance(self, request: _Request) -> Provenance:
+        matrix = fidelity_map(len(self.receiver.layers), request.cached, request.exact_layers, request.chosen)
+        digest = None if self.asset is None else self.asset.digest
+        depth = 0 if request.exact_layers >= len(self.receiver.layers) else request.snapshot.provenance.depth + 1
+        return Provenance(self.sender.geometry.digest, self.receiver.geometry.digest, digest, depth, spans_of(matrix))
+
+    def _dense(self, encoding: Encoding, decision: Decision) -> Handoff:
+        provenance = exact_provenance(self.receiver.geometry.digest, len(self.receiver.layers), 0)
+        return Handoff(decision, provenance, self.receiver, encoding.ids, None, 0)

@@ -1,0 +1,81 @@
+"""Every exception kvbridge raises on purpose.
+
+    KVBridgeError
+    ├── UsageError          the API was called in a way that cannot mean anything
+    ├── LoadError           a model or tokenizer could not be loaded
+    │   ├── UnsupportedModel    it loaded, but its cache cannot be translated (recurrent, shared KV, …)
+    │   └── RotationMismatch    undoing RoPE does not give the pre-RoPE projection back
+    ├── DataError           texts or rows that cannot be used as given
+    ├── FitError            a fit that must not go on
+    │   ├── NotEnoughRows       fewer rows than twice the features
+    │   ├── OverBudget          the plan needs more memory or disk than allowed
+    │   └── PairRefused         the two tokenizers share too few token ends
+    ├── FileError           something on disk is not what it claims to be
+    │   ├── CorruptFile         digest, header, size or structure is wrong
+    │   ├── UnknownSchema       written by another version
+    │   └── AlreadyExists       other content stands where this was to be written
+    └── EvalError           an evaluation that cannot be computed from what is there
+
+What depends on one request (no asset, another text, positions out of range, …) is not here:
+it is a `kvbridge.Decision` with a reason, and the caller prefills.
+"""
+
+
+class KVBridgeError(Exception):
+    """Base of all; its message says what was expected, what was found and what to do."""
+
+
+class UsageError(KVBridgeError, ValueError):
+    """The call itself is wrong."""
+
+
+class LoadError(KVBridgeError):
+    """A model or tokenizer could not be loaded."""
+
+
+class UnsupportedModel(LoadError):
+    """The model's cache is of a kind that cannot be translated token by token."""
+
+
+class RotationMismatch(LoadError):
+    """Undoing RoPE on the model's own cache does not give its pre-RoPE keys."""
+
+
+class DataError(KVBridgeError, ValueError):
+    """Texts or rows that cannot be used as given."""
+
+
+class FitError(KVBridgeError):
+    """A fit that must not go on."""
+
+
+class NotEnoughRows(FitError):
+    """Fewer rows than twice the features of some map."""
+
+
+class OverBudget(FitError):
+    """The plan needs more memory or disk than the stated budget."""
+
+
+class PairRefused(FitError):
+    """The two tokenizers cut text too differently."""
+
+
+class FileError(KVBridgeError):
+    """Something on disk is not what it claims to be."""
+
+
+class CorruptFile(FileError):
+    """Digest, header, size or structure is wrong."""
+
+
+class UnknownSchema(FileError):
+    """Written by another version of kvbridge."""
+
+
+class AlreadyExists(FileError):
+    """Other content stands where this was to be written."""
+
+
+class EvalError(KVBridgeError):
+    """An evaluation that cannot be computed from what is there."""

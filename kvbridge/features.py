@@ -1,0 +1,75 @@
+"""Receiver features: what the receiver itself can say about a text from its first layers, exactly and cheaply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from kvbridge.errors import UsageError
+from kvbridge.models import Model
+from kvbridge.prefill import run_decoder
+from kvbridge.probe import cached_layers
+from kvbridge.snapshot import LayerKV
+
+
+def hidden_layer(spec: str) -> int | None:
+    """Layer whose entering residual stream a feature spec names: `none` → None, `embeddings` → 0, `hidden:m` → m."""
+    if spec == "none":
+        return None
+    if spec == "embeddings":
+        return 0
+    kind, _, layer = spec.partition(":")
+    if kind == "hidden" and layer.isdecimal() and int(layer) > 0:
+        return int(layer)
+    raise UsageError(f"expected none, embeddings or hidden:m with m ≥ 1 as receiver features, found {spec!r}")
+
+
+@dataclass(frozen=True)
+class FirstLayers:
+    """`hidden` `[tokens, hidden]` fp32: what enters layers[m]; `layers`: exact KV of layers 0..m−1 as cached."""
+
+    hidden: Tensor
+    layers: list[LayerKV]
+
+
+class _Reached(Exception):
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+@contextmanager
+def stopped_at(layer: nn.Module) -> Iterator[None]:
+    """Inside the block, a forward that reaches `layer` ends there by raising; the hook is removed at its end."""
+
+    def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise _Reached(args[0] if args else kwargs["hidden_states"])
+
+    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def first_layers(model: Model, ids: Tensor, count: int) -> FirstLayers:
+    """Runs the first `count` layers (0 ≤ count < layers) over ids `[tokens]` from position 0, and no further.
+
+    The KV of layers 0..count−1 is bit-equal to a full forward's.
+    """
+    if not 0 <= count < len(model.layers):
+        raise UsageError(f"expected 0 to {len(model.layers) - 1} first layers of {model.name}, found {count}")
+    cache = DynamicCache()
+    with stopped_at(model.layers[count]):
+        try:
+            run_decoder(model, ids[None], cache=cache)
+        except _Reached as reached:
+            hidden = reached.hidden
+    layers = [{"k": k[0].transpose(0, 1), "v": v[0].transpose(0, 1)} for k, v in cached_layers(cache)]
+    return FirstLayers(hidden[0].float(), layers)

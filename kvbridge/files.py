@@ -1,0 +1,240 @@
+"""Files that are whole or absent, digests that are checked, and headers bounded before anything is allocated. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbridge.errors import AlreadyExists, CorruptFile
+
+MAX_HEADER_BYTES = 16 << 20
+MAX_JSON_BYTES = 64 << 20
+SUMS = "SHA256SUMS"
+_SUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]{0,99})")
+
+
+@dataclass(frozen=True)
+class Header:
+    """A safetensors header: metadata, and dtype, shape and byte range of each tensor."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]
+
+
+_DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+def check_safetensors_header(path: Path, *, max_tensors: int, max_bytes: int | None = None) -> Header:
+    """Reads and checks a safetensors header alone. Raises CorruptFile.
+
+    Checked before any tensor is allocated: header and file size, tensor count, dtypes, and byte ranges that follow
+    one another without gap or overlap up to the file's end.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                raise CorruptFile(
+                    f"{path}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})"
+                )
+            raw = file.read(length)
+    except OSError as error:
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+    if max_bytes is not None and size > max_bytes:
+        raise CorruptFile(f"{path}: {size} bytes, more than the {max_bytes} announced")
+    body = parse_json(raw, str(path))
+    if not isinstance(body, dict):
+        raise CorruptFile(f"{path}: expected a JSON object as header")
+    metadata = body.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CorruptFile(f"{path}: header metadata must map strings to strings")
+    if len(body) > max_tensors:
+        raise CorruptFile(f"{path}: {len(body)} tensors, more than the {max_tensors} allowed")
+    tensors = {}
+    for name, entry in body.items():
+        try:
+            dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            count = 1
+            for n in shape:
+                if type(n) is not int or n < 0:
+                    raise ValueError(f"shape {shape}")
+                count *= n
+            if type(start) is not int or type(stop) is not int or stop - start != count * _DTYPE_BYTES[dtype]:
+                raise ValueError(f"offsets {start}..{stop} do not hold {dtype} {shape}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(f"{path}: tensor {name[:80]!r} is malformed: {error}") from error
+        tensors[name] = (dtype, shape, (start, stop))
+    at = 0
+    for start, stop in sorted(where for _, _, where in tensors.values()):
+        if start != at:
+            raise CorruptFile(f"{path}: tensors overlap or leave a gap at byte {at}")
+        at = stop
+    if at != size - 8 - length:
+        raise CorruptFile(f"{path}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)")
+    return Header(metadata, tensors)
+
+
+def parse_json(raw: bytes, name: str) -> object:
+    """JSON without duplicate keys, NaN or bad UTF-8; raises CorruptFile naming `name`."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands twice")
+        return found
+
+    def refuse(constant: str) -> object:
+        raise ValueError(f"{constant} is not allowed")
+
+    try:
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{name}: not valid JSON: {error}") from error
+
+
+def read_json(path: Path) -> object:
+    """A JSON file of bounded size; raises CorruptFile."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise CorruptFile(f"{path}: {size} bytes of JSON, more than the {MAX_JSON_BYTES} allowed")
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes `data` under a temporary name, syncs it, renames it to `path` and syncs the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """fsync of a directory, so that names in it survive power loss."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish_folder(path: Path, files: Mapping[str, bytes]) -> str:
+    """Writes `files` plus SHA256SUMS as folder `path`, whole or not at all; returns the digest of SHA256SUMS.
+
+    Publishing the same content again changes nothing; other content at `path` raises AlreadyExists.
+    """
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items())).encode()
+    digest = hashlib.sha256(sums).hexdigest()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        return _same_or_raise(path, files, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary.mkdir()
+    try:
+        for name, data in {**files, SUMS: sums}.items():
+            with (temporary / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(temporary)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            if path.exists():
+                return _same_or_raise(path, files, digest)
+            raise
+        sync_folder(path.parent)
+    finally:
+        remove_folder(temporary)
+    return digest
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a flat folder of ours if it is there; follows no links."""
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.iterdir():
+            entry.unlink()
+        path.rmdir()
+
+
+def verify_folder(path: Path, *, required: frozenset[str]) -> str:
+    """Checks a published folder against its SHA256SUMS, reading every byte; returns the folder's digest.
+
+    Raises CorruptFile: a file missing, added, linked, renamed or changed.
+    """
+    if not path.is_dir():
+        raise CorruptFile(f"{path}: expected a folder with {', '.join(sorted(required))}, found none")
+    sums_path = path / SUMS
+    try:
+        if sums_path.is_symlink() or sums_path.stat().st_size > 1 << 16:
+            raise CorruptFile(f"{sums_path}: a link, or too large to be a list of sums")
+        raw = sums_path.read_bytes()
+    except OSError as error:
+        raise CorruptFile(f"{sums_path}: cannot be read: {error.strerror}") from error
+    listed: dict[str, str] = {}
+    for line in raw.decode("ascii", "replace").splitlines():
+        match = _SUM_LINE.fullmatch(line)
+        if match is None or match[2] in listed:
+            raise CorruptFile(f"{sums_path}: malformed or repeated line {line[:120]!r}")
+        listed[match[2]] = match[1]
+    missing = required - set(listed)
+    if missing:
+        raise CorruptFile(f"{sums_path}: does not list {', '.join(sorted(missing))}")
+    present = {entry.name for entry in path.iterdir()}
+    if present != set(listed) | {SUMS}:
+        odd = sorted(present ^ (set(listed) | {SUMS}))
+        raise CorruptFile(f"{path}: holds other files than {SUMS} lists: {', '.join(odd[:5])}")
+    for name, expected in listed.items():
+        found = file_digest(path / name)
+        if found != expected:
+            raise CorruptFile(f"{path / name}: SHA-256 is {found}, expected {expected}; fetch or fit it again")
+    return hashlib.sha256(raw).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a regular file; raises CorruptFile for links, folders and unreadable files."""
+    if path.is_symlink() or not path.is_file():
+        raise CorruptFile(f"{path}: expected a regular file")
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _same_or_raise(path: Path, files: Mapping[str, bytes], digest: str) -> str:
+    try:
+        if verify_folder(path, required=frozenset(files)) == digest:
+            return digest
+    except CorruptFile:
+        pass
+    raise AlreadyExists(
+        f"{path}: something else stands there already; assets are never overwritten, choose another path"
+    )

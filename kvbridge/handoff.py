@@ -1,0 +1,140 @@
+"""What a handoff gives back: a decision, where every cached value is from, and a cache to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from kvbridge.errors import UsageError
+from kvbridge.models import Model
+from kvbridge.probe import cache_argument
+from kvbridge.provenance import Decision, Provenance
+from kvbridge.snapshot import KVSnapshot, LayerKV, build_cache
+
+
+@dataclass(frozen=True, eq=False)
+class Handoff:
+    """The receiver's state at the end of a prompt. `ids` `[tokens]` is the whole prompt in the receiver's tokens;
+    `layers[i][stream]` `[cached, heads, width]` as cached, None after a refusal (then nothing is cached).
+    """
+
+    decision: Decision
+    provenance: Provenance
+    receiver: Model
+    ids: Tensor
+    layers: list[LayerKV] | None
+    cached: int
+
+    @property
+    def cache(self) -> DynamicCache:
+        """A fresh transformers cache over the first `cached` tokens, empty after a refusal; growing it leaves this
+        handoff as it was."""
+        if self.layers is None:
+            return DynamicCache(config=self.receiver.model.config)
+        return build_cache(self.receiver, self.layers)
+
+    @property
+    def remaining_ids(self) -> Tensor:
+        """Prompt tokens that are not cached, `[1, n]` with n ≥ 1 (the whole prompt after a refusal): feed them with
+        `cache` to get the next token's logits."""
+        return self.ids[None, self.cached :].to(self.receiver.device)
+
+    @torch.no_grad()
+    def generate(self, max_new_tokens: int = 64, **generate_kwargs: Any) -> Tensor:
+        """`transformers.generate` from here: returns prompt and continuation, `[sequences, tokens]`.
+
+        Every generate argument passes through (streamer, sampling, stopping, beams, …). After a refusal this is
+        plain dense generation. Can be called again: the handoff is not modified.
+        """
+        _own(generate_kwargs)
+        ids = self.ids[None].to(self.receiver.device)
+        if self.layers is not None:
+            cache = self.cache
+            copies = generate_kwargs.get("num_beams", 1) or 1
+            copies = max(copies, generate_kwargs.get("num_return_sequences", 1) or 1)
+            if copies > 1:
+                cache.batch_repeat_interleave(copies)
+            generate_kwargs |= cache_argument(self.receiver.model, cache)
+        return self.receiver.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            **generate_kwargs,
+        )
+
+    def text(self, max_new_tokens: int = 64, **generate_kwargs: Any) -> str:
+        """The continuation alone, decoded."""
+        out = self.generate(max_new_tokens, **generate_kwargs)
+        return self.receiver.tokenizer.decode(out[0, len(self.ids) :], skip_special_tokens=True)
+
+    def snapshot(self) -> KVSnapshot:
+        """The handed-over cache as a snapshot that keeps its provenance: another handoff refuses a translated one."""
+        if self.layers is None:
+            raise UsageError("a refused handoff has no cache; capture the receiver instead")
+        return KVSnapshot.from_cache(self.cache_full(), self.receiver, self.ids, provenance=self.provenance)
+
+    def cache_full(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values `[1, heads, cached, width]` per layer, sliding layers at full length."""
+        assert self.layers is not None
+        return [(layer["k"].transpose(0, 1)[None], layer["v"].transpose(0, 1)[None]) for layer in self.layers]
+
+
+@torch.no_grad()
+def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **generate_kwargs: Any) -> list[Tensor]:
+    """Continues several handoffs of one receiver in one batch, padded on the left; refused ones go one by one.
+
+    Returns prompt and continuation `[tokens]` per handoff, padding removed from the left.
+    """
+    _own(generate_kwargs)
+    ready = [i for i, h in enumerate(handoffs) if h.layers is not None]
+    found: dict[int, Tensor] = {
+        i: h.generate(max_new_tokens, **generate_kwargs)[0] for i, h in enumerate(handoffs) if h.layers is None
+    }
+    if ready:
+        receiver = handoffs[ready[0]].receiver
+        if any(handoffs[i].receiver is not receiver for i in ready):
+            raise UsageError("generate_many continues handoffs of one receiver only")
+        longest = max(len(handoffs[i].ids) for i in ready)
+        pads = [longest - len(handoffs[i].ids) for i in ready]
+        ids = torch.stack([torch.nn.functional.pad(handoffs[i].ids, (p, 0)) for i, p in zip(ready, pads, strict=True)])
+        mask = torch.stack([(torch.arange(longest) >= p).long() for p in pads])
+        pairs = []
+        for layer in range(len(receiver.layers)):
+            both = []
+            for name in ("k", "v"):
+                rows = [
+                    torch.nn.functional.pad(handoffs[i].layers[layer][name], (0, 0, 0, 0, p, 0))  # type: ignore[index]
+                    for i, p in zip(ready, pads, strict=True)
+                ]
+                both.append(torch.stack(rows).transpose(1, 2))
+            pairs.append((both[0], both[1]))
+        cache = DynamicCache(pairs, config=receiver.model.config)
+        out = receiver.model.generate(
+            input_ids=ids.to(receiver.device),
+            attention_mask=mask.to(receiver.device),
+            max_new_tokens=max_new_tokens,
+            **cache_argument(receiver.model, cache),
+            **generate_kwargs,
+        )
+        found |= {i: row[p:] for i, row, p in zip(ready, out, pads, strict=True)}
+    return [found[i] for i in range(len(handoffs))]
+
+
+def _own(arguments: dict[str, Any]) -> None:
+    """Refuses generate arguments that the handoff itself decides."""
+    taken = {
+        "input_ids",
+        "inputs",
+        "inputs_embeds",
+        "attention_mask",
+        "past_key_values",
+        "cache",
+        "position_ids",
+    } & set(arguments)
+    if taken:
+        raise UsageError(f"the handoff sets {', '.join(sorted(taken))} itself; leave it out")

@@ -1,0 +1,266 @@
+"""What an asset says of itself, typed and checked. No torch: stores read manifests without loading a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.geometry import KVGeometry
+
+SCHEMA = "kvbridge.translator/1"
+CONTROLS_SCHEMA = "kvbridge.controls/1"
+MAX_TENSORS = 65_536
+_FIELDS = (
+    "schema", "sender", "receiver", "family", "receiver_features", "config", "maps", "lambda", "jitter", "corpus_digest",
+    "splits", "scores", "weights_bytes", "parameters", "licences", "marks", "alignment_exact_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """One group of receiver heads and what it reads: blocks of (sender layer, stream, heads or None)."""
+
+    heads: tuple[int, ...]
+    blocks: tuple[tuple[int, str, tuple[int, ...] | None], ...]
+    features: bool
+
+
+@dataclass(frozen=True)
+class MapEntry:
+    """The groups of one receiver layer and stream."""
+
+    layer: int
+    stream: str
+    groups: tuple[GroupEntry, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        groups = [
+            {
+                "heads": list(g.heads),
+                "blocks": [
+                    [layer, stream, None if heads is None else list(heads)] for layer, stream, heads in g.blocks
+                ],
+                "features": g.features,
+            }
+            for g in self.groups
+        ]
+        return {"layer": self.layer, "stream": self.stream, "groups": groups}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A translator asset's manifest; `body` is the JSON as written."""
+
+    body: dict[str, Any]
+    sender: KVGeometry
+    receiver: KVGeometry
+    maps: tuple[MapEntry, ...]
+
+    @property
+    def family(self) -> str:
+        """Map family, a key of kvbridge.fitting.families.FAMILIES."""
+        return self.body["family"]
+
+    @property
+    def receiver_features(self) -> str:
+        """`none`, `embeddings` or `hidden:m`."""
+        return self.body["receiver_features"]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Size of weights.safetensors in bytes."""
+        return self.body["weights_bytes"]
+
+    @cached_property
+    def scores(self) -> dict[str, Any]:
+        """Held-out scores on the test split."""
+        return self.body["scores"]
+
+    @classmethod
+    def of_fit(cls, fit: Any, maps: tuple[MapEntry, ...], *, weights_bytes: int) -> Manifest:
+        """The manifest of a finished fit; nothing in it depends on the time or the machine."""
+        translator = fit.translator
+        body = {
+            "schema": SCHEMA,
+            "sender": translator.sender.to_json(),
+            "receiver": translator.receiver.to_json(),
+            "family": translator.family,
+            "receiver_features": translator.receiver_features,
+            "config": fit.config.to_json(),
+            "maps": [entry.to_json() for entry in maps],
+            "lambda": fit.lambdas,
+            "jitter": fit.jitter,
+            "corpus_digest": fit.corpus_digest,
+            "splits": fit.splits,
+            "scores": fit.scores.to_json(),
+            "weights_bytes": weights_bytes,
+            "parameters": translator.parameters,
+            "licences": {"sender": translator.sender.licence, "receiver": translator.receiver.licence},
+            "marks": list(fit.marks),
+            "alignment_exact_share": fit.alignment_exact_share,
+        }
+        return cls(body, translator.sender, translator.receiver, maps)
+
+    @classmethod
+    def from_json(cls, body: Any, name: str) -> Manifest:
+        """Raises UnknownSchema for another version and CorruptFile for anything malformed, naming `name`."""
+        if not isinstance(body, dict) or "schema" not in body:
+            raise CorruptFile(f"{name}: expected a translator manifest, found none")
+        if body["schema"] != SCHEMA:
+            raise UnknownSchema(
+                f"{name}: expected schema {SCHEMA}, found {body['schema']!r}; use the matching kvbridge or fit again"
+            )
+        if set(body) != set(_FIELDS):
+            raise CorruptFile(f"{name}: unexpected or missing fields: {', '.join(sorted(set(body) ^ set(_FIELDS)))}")
+        sender, receiver = KVGeometry.from_json(body["sender"]), KVGeometry.from_json(body["receiver"])
+        plain = {
+            "family": str,
+            "receiver_features": str,
+            "weights_bytes": int,
+            "parameters": int,
+            "corpus_digest": str,
+            "scores": dict,
+        }
+        for field, kind in plain.items():
+            if type(body[field]) is not kind:
+                raise CorruptFile(f"{name}: {field} must be {kind.__name__}, found {body[field]!r:.80}")
+        return cls(body, sender, receiver, read_maps(body["maps"], sender, receiver, name))
+
+
+def check_controls(body: Any, translator_digest: str, asset: Manifest, name: str) -> tuple[str, tuple[MapEntry, ...]]:
+    """Receiver features and maps of a control set; raises where it does not name this translator."""
+    if not isinstance(body, dict) or body.get("schema") != CONTROLS_SCHEMA:
+        raise UnknownSchema(f"{name}: expected schema {CONTROLS_SCHEMA}")
+    if body.get("translator") != translator_digest:
+        raise CorruptFile(
+            f"{name}: these controls are of another translator; expected {translator_digest}, found {body.get('translator')}"
+        )
+    features = body.get("receiver_features")
+    if not isinstance(features, str):
+        raise CorruptFile(f"{name}: receiver_features must be a string")
+    return features, read_maps(body.get("maps"), asset.sender, asset.receiver, name)
+
+
+def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> tuple[MapEntry, ...]:
+    """Typed maps out of JSON, every index within its geometry; raises CorruptFile."""
+    entries: list[MapEntry] = []
+    try:
+        for item in body:
+            groups = tuple(
+                GroupEntry(
+                    tuple(_index(h) for h in g["heads"]),
+                    tuple(
+                        (_index(a), _text(s), None if h is None else tuple(_index(x) for x in h))
+                        for a, s, h in g["blocks"]
+                    ),
+                    _flag(g["features"]),
+                )
+                for g in item["groups"]
+            )
+            entries.append(MapEntry(_index(item["layer"]), _text(item["stream"]), groups))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CorruptFile(f"{name}: malformed maps: {error}") from error
+    keys = [(e.layer, e.stream) for e in entries]
+    if len(set(keys)) != len(keys):
+        raise CorruptFile(f"{name}: a layer's map stands twice")
+    for entry in entries:
+        _within(receiver, entry.layer, entry.stream, (), name)
+        for g in entry.groups:
+            _within(receiver, entry.layer, entry.stream, g.heads, name)
+            for layer, stream, heads in g.blocks:
+                _within(sender, layer, stream, heads or (), name)
+    return tuple(entries)
+
+
+def _within(geometry: KVGeometry, layer: int, stream: str, heads: tuple[int, ...], name: str) -> None:
+    try:
+        most = geometry.layers[layer].stream(stream).heads
+    except (IndexError, KeyError):
+        raise CorruptFile(f"{name}: {geometry.model_id} has no layer {layer} with a stream {stream!r:.40}") from None
+    if any(h >= most for h in heads):
+        raise CorruptFile(f"{name}: layer {layer} {stream} has {most} heads, the manifest names {max(heads)}")
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected an index, found {value!r:.40}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"expected a string, found {value!r:.40}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"expected true or false, found {value!r:.40}")
+    return value
+
+
+def map_entries(translator: Any) -> tuple[MapEntry, ...]:
+    """The maps of a translator as manifest entries, sorted."""
+    return tuple(
+        MapEntry(
+            layer,
+            stream,
+            tuple(
+                GroupEntry(g.heads, tuple((b.layer, b.stream, b.heads) for b in g.blocks), g.features) for g in groups
+            ),
+        )
+        for (layer, stream), groups in sorted(translator.maps.items())
+    )
+
+
+def tensor_names(layer: int, stream: str, group: int, groups: int) -> tuple[str, str]:
+    """Names of W and b: `target.{layer}.{k|v}.{W|b}`, with the group's number where there are several."""
+    stem = f"target.{layer}.{stream}" if groups == 1 else f"target.{layer}.{stream}.{group}"
+    return f"{stem}.W", f"{stem}.b"
+
+
+def model_card(manifest: Manifest) -> str:
+    """The asset's README.md: what it translates, how it was fitted, its held-out scores."""
+    body, sender, receiver = manifest.body, manifest.sender, manifest.receiver
+    scores = body["scores"]
+    rows = "\n".join(
+        f"| {layer} | {_number(k)} | {_number(v)} | {_number(c)} |"
+        for layer, k, v, c in zip(
+            scores["layers"], scores["k_r2"], scores["v_r2"], scores["attention_cosine"], strict=True
+        )
+    )
+    marks = "".join(f"\n**{mark}**\n" for mark in body["marks"])
+    return f"""---
+library_name: kvbridge
+base_model:
+- {sender.model_id}
+- {receiver.model_id}
+tags:
+- kv-cache
+---
+# {sender.model_id} → {receiver.model_id}
+
+Translates the KV cache of `{sender.model_id}`{_commit(sender)} into that of `{receiver.model_id}`{_commit(receiver)}.
+It is bound to exactly these weights, tokenizers and dtypes; kvbridge refuses it for any other.
+{marks}
+- Family: {body["family"]}, receiver features: {body["receiver_features"]}, {body["parameters"]:,} parameters.
+- Data: {body["splits"]}, corpus digest `{body["corpus_digest"]}`.
+- Licences of the base models: {body["licences"]["sender"] or "not stated"}, {body["licences"]["receiver"] or "not stated"}.
+
+Held-out scores (test split; R² is the mean over dimensions that vary):
+
+| receiver layer | K R² | V R² | attention-output cosine |
+|---|---|---|---|
+{rows}
+"""
+
+
+def _commit(geometry: KVGeometry) -> str:
+    return f" at `{geometry.commit}`" if geometry.commit else ""
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,245 @@
+"""Loading a model: transformers' model and tokenizer, their geometry, and RoPE proven on the live model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from kvbridge import demo
+from kvbridge.digests import adapter_names, tokenizer_digest, weights_digests
+from kvbridge.errors import LoadError, UnsupportedModel, UsageError
+from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
+from kvbridge.probe import decoder_layers, probe
+from kvbridge.rope import Rotation, measure_rotation
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as one model's tokens: ids `[tokens]` and character spans `[tokens, 2]`, both int64 on the CPU."""
+
+    ids: Tensor
+    spans: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A loaded model with its tokenizer, geometry and rotation. `name` is what it was loaded from."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    geometry: KVGeometry
+    rotation: Rotation
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and cache."""
+        return self.model.dtype
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The stack of layers without the language-model head."""
+        return self.model.get_decoder()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder's layers."""
+        return decoder_layers(self.decoder)
+
+    def encode(self, text: str) -> Encoding:
+        """Token ids and character spans as the tokenizer itself would make them, special tokens included."""
+        encoded = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        spans = torch.tensor(encoded["offset_mapping"], dtype=torch.int64).reshape(-1, 2)
+        return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _monotone(spans))
+
+    def encode_ids(self, token_ids: Tensor) -> tuple[str, Encoding]:
+        """The text that `token_ids` `[tokens]` spell and where each ends in it; generated ids need not be canonical.
+
+        Special tokens that the tokenizer adds by itself spell nothing.
+        """
+        ids = token_ids.to("cpu", torch.int64).flatten()
+        added = set(self.tokenizer.all_special_ids)
+        start = 1 if len(ids) and int(ids[0]) == self.tokenizer.bos_token_id else 0
+        decode = lambda part: self.tokenizer.decode(part, clean_up_tokenization_spaces=False)  # noqa: E731
+        text = decode(ids[start:])
+        canonical = self.encode(text)
+        if torch.equal(canonical.ids, ids):
+            return text, canonical
+        ends, done, window = [0] * start, 0, start
+        for index in range(start, len(ids)):
+            piece = decode(ids[window : index + 1])
+            if piece.endswith("�"):
+                ends.append(done)
+                continue
+            if int(ids[index]) in added or index - window >= 8:
+                done, window = done + len(piece), index + 1
+                ends.append(done)
+            else:
+                ends.append(done + len(piece))
+        spans = torch.tensor([[a, b] for a, b in zip([0, *ends], ends, strict=False)], dtype=torch.int64).reshape(-1, 2)
+        return text, Encoding(ids, _monotone(spans.clamp_max(len(text))))
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """The model's own chat template over `messages`, with the generation prompt; raises UsageError without one."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise UsageError(f"{self.name} has no chat template; pass text= instead of messages=")
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        bos = self.tokenizer.bos_token
+        return text[len(bos) :] if bos and text.startswith(bos) and self._adds_bos() else text
+
+    def _adds_bos(self) -> bool:
+        ids = self.tokenizer("", verbose=False)["input_ids"]
+        return bool(ids) and ids[0] == self.tokenizer.bos_token_id
+
+
+def _monotone(spans: Tensor) -> Tensor:
+    """Spans whose ends never go back: byte-level pieces of one character, and special tokens, repeat an end."""
+    ends = torch.cummax(spans[:, 1], dim=0).values if len(spans) else spans[:, 1]
+    return torch.stack((torch.minimum(spans[:, 0], ends), ends), dim=1)
+
+
+def load(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    adapter: str | Path | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """A Model from `demo:sender|receiver|tuned`, a folder, or `org/name[@revision]`.
+
+    dtype: float32 on the CPU and the checkpoint's own elsewhere, unless given. `adapter` is a PEFT folder or id.
+    Remote code is off unless asked for. Raises LoadError (UnsupportedModel, RotationMismatch among its kinds).
+    """
+    name, path = str(source), str(source)
+    if name.startswith("demo:"):
+        known = name.removeprefix("demo:")
+        if known not in demo.MODELS:
+            raise LoadError(f"expected one of {', '.join('demo:' + m for m in demo.MODELS)}, found {name!r}")
+        path = str(demo.path(known))
+    elif not Path(path).is_dir():
+        path, at, tail = path.partition("@")
+        revision = tail if at else revision
+    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    target = torch.device(device)
+    try:
+        config = AutoConfig.from_pretrained(path, **common)
+        stored = config.get_text_config(decoder=True).dtype or torch.float32
+        with _no_progress():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype or (torch.float32 if target.type == "cpu" else stored), **common
+            )
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        if adapter is not None:
+            model.load_adapter(str(adapter))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise LoadError(
+            f"expected demo:sender, demo:receiver, demo:tuned, a model folder or org/name[@revision], "
+            f"found {name!r}: {_first_line(error)}"
+        ) from error
+    commit = getattr(config, "_commit_hash", None) or ""
+    return wrap(_moved(model, target), tokenizer, name=name, commit=commit, folder=Path(path), stored_dtype=stored)
+
+
+def wrap(
+    model: Any,
+    tokenizer: Any,
+    *,
+    name: str = "",
+    commit: str = "",
+    folder: Path | None = None,
+    stored_dtype: torch.dtype | None = None,
+) -> Model:
+    """A Model around a transformers model and tokenizer that are already loaded; both are used as they are.
+
+    `folder` is where the files lie (digests are cached beside them), `stored_dtype` the dtype that weights are
+    hashed in, so that upcasting on load changes no digest.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if not getattr(tokenizer, "is_fast", False):
+        raise UnsupportedModel(
+            f"{name}: expected a fast tokenizer (character spans are needed), found {type(tokenizer).__name__}"
+        )
+    found = probe(model, config, name)
+    layers = decoder_layers(model.get_decoder())
+    rotation = measure_rotation(model.get_decoder(), config, found.content, found.cached, found.positions)
+    digests = weights_digests(model, layers, stored_dtype or model.dtype, folder)
+    geometry = KVGeometry(
+        model_id=name,
+        commit=commit,
+        architecture=type(model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        hidden_size=config.hidden_size,
+        attention_heads=config.num_attention_heads,
+        max_positions=getattr(config, "max_position_embeddings", 2**31 - 1),
+        vocabulary=config.vocab_size,
+        parameters=sum(p.numel() for p in model.parameters()),
+        layer_parameters=sum(p.numel() for p in layers.parameters()),
+        layers=tuple(
+            LayerGeometry(
+                kind="sliding" if found.windows[i] else "full",
+                streams=(
+                    Stream("k", *found.key_shapes[i], rotated=rotation.styles[i] != "none"),
+                    Stream("v", *found.value_shapes[i], rotated=False),
+                ),
+                window_tokens=found.windows[i],
+                weights_digest=digests.layers[i],
+            )
+            for i in range(len(layers))
+        ),
+        tokenizer_digest=tokenizer_digest(tokenizer),
+        rope_digest=rotation.digest(),
+        embedding_digest=digests.embedding,
+        weights_digest=digests.whole,
+        adapters=adapter_names(model),
+        licence=_licence(folder),
+    )
+    return Model(name, model, tokenizer, geometry, rotation)
+
+
+def _licence(folder: Path | None) -> str | None:
+    """The `license:` of the model card's front matter, where the folder has one."""
+    card = folder / "README.md" if folder else None
+    if card is None or not card.is_file():
+        return None
+    for line in card.read_text("utf-8", "replace").splitlines()[:40]:
+        if line.startswith("license:"):
+            return line.partition(":")[2].strip() or None
+    return None
+
+
+def _moved(model: Any, device: torch.device) -> Any:
+    return model.to(device).eval()
+
+
+@contextmanager
+def _no_progress() -> Iterator[None]:
+    """Loads without transformers' progress bar, and puts it back."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

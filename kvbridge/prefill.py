@@ -1,0 +1,101 @@
+"""Running a model over texts and taking its KV: one request as a snapshot, or batches as rows for a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from kvbridge.errors import UsageError
+from kvbridge.models import Encoding, Model
+from kvbridge.probe import cache_argument, cached_layers
+from kvbridge.snapshot import KVSnapshot
+
+
+@torch.no_grad()
+def capture(
+    model: Model,
+    text: str | None = None,
+    *,
+    input_ids: Tensor | None = None,
+    messages: list[dict[str, Any]] | None = None,
+) -> KVSnapshot:
+    """Prefills `model` over exactly one of text, input_ids `[tokens]` or messages (its own chat template).
+
+    Every layer keeps its full length, sliding ones too. Raises UsageError on none or several of the three, an
+    empty text, or more tokens than the model has positions.
+    """
+    if sum(x is not None for x in (text, input_ids, messages)) != 1:
+        raise UsageError("expected exactly one of text, input_ids and messages")
+    if messages is not None:
+        text = model.render(messages)
+    ids = model.encode(text).ids if text is not None else input_ids.to("cpu", torch.int64).reshape(-1)  # type: ignore[union-attr]
+    if len(ids) == 0:
+        raise UsageError("expected at least one token, found an empty text")
+    if len(ids) > model.geometry.max_positions:
+        raise UsageError(
+            f"{len(ids)} tokens are more than the {model.geometry.max_positions} positions of {model.name}"
+        )
+    cache = DynamicCache()
+    run_decoder(model, ids[None], cache=cache)
+    return KVSnapshot.from_cache(cache, model, ids, text=text)
+
+
+def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: Any) -> Any:
+    """The decoder without its head over ids `[batch, tokens]`; `cache` is filled. Returns its output."""
+    decoder = model.decoder
+    moved = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    return decoder(input_ids=ids.to(model.device), use_cache=True, **cache_argument(decoder, cache), **moved)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """KV of several texts in content space, padded at the end.
+
+    `layers[i][stream]` `[batch, tokens, heads, width]` fp32; `mask` `[batch, tokens]` True on real tokens; `hidden`
+    `[batch, tokens, hidden]` fp32: what enters layer `hidden_layer`, where it was asked for.
+    """
+
+    layers: list[dict[str, Tensor]]
+    mask: Tensor
+    hidden: Tensor | None
+
+
+@torch.no_grad()
+def capture_batch(model: Model, encodings: Sequence[Encoding], *, hidden_layer: int | None = None) -> Batch:
+    """One forward of the decoder over padded texts, in the model's dtype; RoPE is then removed."""
+    longest = max(len(e) for e in encodings)
+    ids = torch.zeros((len(encodings), longest), dtype=torch.int64)
+    mask = torch.zeros((len(encodings), longest), dtype=torch.bool)
+    for row, encoding in enumerate(encodings):
+        ids[row, : len(encoding)] = encoding.ids
+        mask[row, : len(encoding)] = True
+    entered: list[Tensor] = []
+    handle = None
+    if hidden_layer is not None:
+        handle = model.layers[hidden_layer].register_forward_pre_hook(
+            lambda _module, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )
+    cache = DynamicCache()
+    try:
+        run_decoder(
+            model,
+            ids,
+            cache=cache,
+            attention_mask=mask.long(),
+            position_ids=torch.arange(longest).expand_as(ids),
+        )
+    finally:
+        if handle is not None:
+            handle.remove()
+    positions = torch.arange(longest)
+    layers = []
+    for index, (k, v) in enumerate(cached_layers(cache)):
+        keys = model.rotation.unrotate(k.transpose(1, 2), positions, index)
+        layers.append({"k": keys, "v": v.transpose(1, 2).float()})
+    return Batch(layers, mask.to(model.device), entered[0].float() if entered else None)
