@@ -113,7 +113,7 @@ def randomise(model: Any, seed: int = 0) -> Any:
 def _trained(kind: str) -> Tokenizer:
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     if kind == "wordpiece":
-        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))  # type: ignore[call-arg]
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
@@ -121,9 +121,7 @@ def _trained(kind: str) -> Tokenizer:
     elif kind == "metaspace":
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()]  # type: ignore[list-item]
-        )
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()])
         trainer = trainers.BpeTrainer(
             vocab_size=VOCABULARY, special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))]
         )
