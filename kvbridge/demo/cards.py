@@ -60,7 +60,9 @@ def write(name: str, figures: dict[str, float]) -> None:
     config = json.loads((folder / "config.json").read_text())
     training = json.loads((folder / "training.json").read_text())
     labels = {**LINES, **{key: "recall, " + key[7:] for key in figures if key not in LINES}}
-    shown = [(labels[key], f"{value:,.0f}" if key == "parameters" else f"{value:.3f}") for key, value in figures.items()]
+    shown = [
+        (labels[key], f"{value:,.0f}" if key == "parameters" else f"{value:.3f}") for key, value in figures.items()
+    ]
     text = CARD.format(
         name=name,
         about=ABOUT[name],

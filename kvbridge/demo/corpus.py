@@ -5,6 +5,7 @@ the King James Bible as windows of Unix ``compress`` data; both formats are read
 """
 
 import hashlib
+import itertools
 import re
 import struct
 import subprocess
@@ -83,7 +84,7 @@ def bible(root: Path) -> Iterator[tuple[str, list[str]]]:
     data = (root / "usr/lib/bible.data").read_bytes()
     windows = struct.unpack_from(">I", data, 0x58)[0]
     offsets = [*struct.unpack_from(f">{windows}I", data, 0x5C), len(data)]
-    text = b"".join(_lzw(data[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True)).decode("latin-1")
+    text = b"".join(_lzw(data[a:b]) for a, b in itertools.pairwise(offsets)).decode("latin-1")
     chapters: dict[tuple[str, str], list[str]] = {}
     for book, chapter, verse in re.findall(r"^(\d?[A-Za-z]+)(\d+):\d+ (.*)$", text, re.M):
         chapters.setdefault((book, chapter), []).append(verse.strip())

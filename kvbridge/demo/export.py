@@ -1,6 +1,7 @@
 """Ship a checkpoint as a transformers folder: ``python -m kvbridge.demo.export --model receiver --checkpoint FILE``."""
 
 import argparse
+import json
 import os
 import shutil
 import tempfile
@@ -13,20 +14,19 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from kvbridge.demo import path, recipe
 
 
-def export(name: str, model: LlamaForCausalLM, folder: Path) -> None:
+def export(model: LlamaForCausalLM, folder: Path) -> None:
     """Write config, bf16 weights and generation config of ``model`` into ``folder``, each file renamed into place.
 
     The tokenizer and the card that stand there are left as they are; ``model`` itself is not changed.
     """
-    config = model.config.to_dict()
-    config.pop("_attn_implementation_autoset", None)
-    copy = LlamaForCausalLM(type(model.config).from_dict(config)).to(torch.bfloat16)
+    copy = LlamaForCausalLM(type(model.config).from_dict(model.config.to_dict())).bfloat16()
     copy.load_state_dict(model.state_dict())
     copy.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0, do_sample=False)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         copy.save_pretrained(temporary)
         for file in sorted(Path(temporary).iterdir()):
+            file.chmod(0o644)
             os.replace(file, folder / file.name)
     for file_name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if not (folder / file_name).exists():
@@ -37,10 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(recipe.SHAPES), required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--flags", default="", help="further flags of the training command, for the card")
     given = parser.parse_args(arguments)
+    state = torch.load(given.checkpoint, weights_only=True)
     model = recipe.build(given.model, 0)
-    model.load_state_dict(torch.load(given.checkpoint, weights_only=True)["model"])
-    export(given.model, model, path(given.model))
+    model.load_state_dict(state["model"])
+    export(model, path(given.model))
+    steps, seconds, tokens = state["counts"]
+    training = {"steps": steps, "seconds": seconds, "tokens": tokens, "flags": given.flags}
+    (path(given.model) / "training.json").write_text(json.dumps(training) + "\n")
 
 
 if __name__ == "__main__":

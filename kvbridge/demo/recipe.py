@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvbridge.demo.priming import prime
 from kvbridge.demo.tokenizer import POSITIONS, SIZE
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -46,15 +47,15 @@ class Phase:
 
 
 CURRICULUM = (
-    Phase(0.05, 64, (0.0, 0.0, 0.0), words=1.0),
-    Phase(0.12, 128, (0.0, 0.3, 0.0), words=0.6),
-    Phase(0.22, 128, (0.0, 0.65, 0.10)),
-    Phase(0.35, 256, (0.30, 0.45, 0.10)),
+    Phase(0.02, 64, (0.0, 0.0, 0.0), words=1.0),
+    Phase(0.08, 128, (0.0, 0.50, 0.0)),
+    Phase(0.16, 128, (0.0, 0.75, 0.10)),
+    Phase(0.30, 256, (0.30, 0.45, 0.10)),
     Phase(0.60, 256, (0.65, 0.20, 0.10)),
     Phase(1.00, 512, (0.75, 0.10, 0.12)),
 )
 LONG_EVERY, LONG_ROWS = 25, 2048
-MUON = 4.0
+EMBEDDING_RATE = 1 / 3
 
 
 def phase(step: int, steps: int) -> Phase:
@@ -67,20 +68,21 @@ def phase(step: int, steps: int) -> Phase:
 def build(name: str, seed: int, **changes: int) -> LlamaForCausalLM:
     """A fresh fp32 model of the named shape; ``changes`` override its entries."""
     torch.manual_seed(seed)
-    options: dict[str, Any] = {**SHAPES[name], **changes}
-    config = LlamaConfig(
-        vocab_size=SIZE,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        rope_theta=10000.0,
-        initializer_range=0.02,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        attn_implementation="eager",
-        **options,
-    )
-    return LlamaForCausalLM(config)
+    options: dict[str, Any] = {
+        "vocab_size": SIZE,
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": True,
+        "rope_theta": 10000.0,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attn_implementation": "eager",  # on a CPU, in rows this short, faster than sdpa
+        **SHAPES[name],
+        **changes,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**options))
+    prime(model)
+    return model
 
 
 def upper_third(layers: int) -> range:
@@ -101,8 +103,8 @@ def optimisers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if p.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon([{"params": matrices, "scale": MUON}], lr=rate, weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.97), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([{"params": others, "scale": EMBEDDING_RATE}], lr=rate, betas=(0.9, 0.97), weight_decay=0.0),
     ]
 
 

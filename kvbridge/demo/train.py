@@ -90,7 +90,7 @@ class Run:
         ids, weights = batch(self.rows, self.step, self.settings)
         rate = recipe.rate_at(self.step, self.settings.steps, self.settings.rate)
         loss, figures = loss_of(self.forward, ids, weights)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -113,7 +113,8 @@ class Run:
                     counts = {"step": self.step, "tokens": self.tokens, "seconds": round(self.seconds, 1)}
                     print(json.dumps({**counts, **{k: round(v, 4) for k, v in figures.items()}}), file=log, flush=True)
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:
-                    write({"model": self.model.state_dict()}, self.out / f"weights-{self.step:06d}.pt")
+                    kept = {"model": self.model.state_dict(), "counts": (self.step, self.seconds, self.tokens)}
+                    write(kept, self.out / f"weights-{self.step:06d}.pt")
                 if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                     self.save()
                     saved = time.monotonic()
