@@ -22,6 +22,8 @@ from kvbridge.manifest import (
     Manifest,
     MapEntry,
     check_controls,
+    check_tensors,
+    expected_shapes,
     map_entries,
     model_card,
     tensor_names,
@@ -130,21 +132,7 @@ def _read_maps(
     announced_bytes: int | None,
 ) -> Translator:
     header = check_safetensors_header(path, max_tensors=MAX_TENSORS, max_bytes=announced_bytes)
-    expected: dict[str, tuple[int, ...]] = {}
-    for entry in entries:
-        for index, group in enumerate(entry.groups):
-            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
-            inputs = sum(Block(*block).width(sender) for block in group.blocks) + (
-                receiver.hidden_size if group.features else 0
-            )
-            outputs = len(group.heads) * receiver.layers[entry.layer].stream(entry.stream).width
-            expected[w], expected[b] = (inputs, outputs), (outputs,)
-    found = {name: shape for name, (_, shape, _) in header.tensors.items()}
-    if found != expected:
-        odd = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
-        raise CorruptFile(f"{path}: tensors do not match the manifest: {', '.join(odd[:4])}")
-    if any(dtype not in ("F32", "F16", "BF16", "F64") for dtype, _, _ in header.tensors.values()):
-        raise CorruptFile(f"{path}: expected floating-point weights only")
+    check_tensors(header, expected_shapes(entries, sender, receiver), str(path))
     try:
         tensors = load_file(path)
     except SafetensorError as error:

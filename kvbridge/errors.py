@@ -14,6 +14,10 @@
     │   ├── CorruptFile         digest, header, size or structure is wrong
     │   ├── UnknownSchema       written by another version
     │   └── AlreadyExists       other content stands where this was to be written
+    ├── StoreError          the asset store could not do what was asked; what it held before is intact
+    │   ├── NotInStore          no such asset, tag or attachment
+    │   ├── Refused             admission refused an asset
+    │   └── TransferFailed      the Hub could not be reached, is switched off, or answered something else
     └── EvalError           an evaluation that cannot be computed from what is there
 
 What depends on one request (no asset, another text, positions out of range, …) is not here:
@@ -75,6 +79,22 @@ class UnknownSchema(FileError):
 
 class AlreadyExists(FileError):
     """Other content stands where this was to be written."""
+
+
+class StoreError(KVBridgeError):
+    """The asset store could not do what was asked; what it held before is intact."""
+
+
+class NotInStore(StoreError):
+    """No such asset, tag or attachment."""
+
+
+class Refused(StoreError):
+    """Admission refused an asset."""
+
+
+class TransferFailed(StoreError):
+    """The Hub could not be reached, is switched off, or answered something else."""
 
 
 class EvalError(KVBridgeError):

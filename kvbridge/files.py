@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from kvbridge.errors import AlreadyExists, CorruptFile
 
 MAX_HEADER_BYTES = 16 << 20
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20
+MAX_JSON_VALUES = 1 << 20
+MAX_RANK = 8
 SUMS = "SHA256SUMS"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]{0,99})")
 
 
@@ -48,52 +53,60 @@ def check_safetensors_header(path: Path, *, max_tensors: int, max_bytes: int | N
     one another without gap or overlap up to the file's end.
     """
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise CorruptFile(
-                    f"{path}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})"
-                )
-            raw = file.read(length)
+            size = os.fstat(file.fileno()).st_size
+            if max_bytes is not None and size > max_bytes:
+                raise CorruptFile(f"{path}: {size} bytes, more than the {max_bytes} announced")
+            return read_safetensors_header(file, size, str(path), max_tensors=max_tensors)
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
-    if max_bytes is not None and size > max_bytes:
-        raise CorruptFile(f"{path}: {size} bytes, more than the {max_bytes} announced")
-    body = parse_json(raw, str(path))
+
+
+def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors: int) -> Header:
+    """The header of an open file of `size` bytes, read from its start; raises CorruptFile naming `name`."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+        raise CorruptFile(f"{name}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})")
+    body = parse_json(file.read(length), name)
     if not isinstance(body, dict):
-        raise CorruptFile(f"{path}: expected a JSON object as header")
+        raise CorruptFile(f"{name}: expected a JSON object as header")
     metadata = body.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CorruptFile(f"{path}: header metadata must map strings to strings")
+        raise CorruptFile(f"{name}: header metadata must map strings to strings")
     if len(body) > max_tensors:
-        raise CorruptFile(f"{path}: {len(body)} tensors, more than the {max_tensors} allowed")
-    tensors = {}
-    for name, entry in body.items():
-        try:
-            dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            count = 1
-            for n in shape:
-                if type(n) is not int or n < 0:
-                    raise ValueError(f"shape {shape}")
-                count *= n
-            if type(start) is not int or type(stop) is not int or stop - start != count * _DTYPE_BYTES[dtype]:
-                raise ValueError(f"offsets {start}..{stop} do not hold {dtype} {shape}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(f"{path}: tensor {name[:80]!r} is malformed: {error}") from error
-        tensors[name] = (dtype, shape, (start, stop))
+        raise CorruptFile(f"{name}: {len(body)} tensors, more than the {max_tensors} allowed")
+    tensors = {tensor: _header_entry(tensor, entry, name) for tensor, entry in body.items()}
     at = 0
     for start, stop in sorted(where for _, _, where in tensors.values()):
         if start != at:
-            raise CorruptFile(f"{path}: tensors overlap or leave a gap at byte {at}")
+            raise CorruptFile(f"{name}: tensors overlap or leave a gap at byte {at}")
         at = stop
     if at != size - 8 - length:
-        raise CorruptFile(f"{path}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)")
+        raise CorruptFile(f"{name}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)")
     return Header(metadata, tensors)
 
 
+def _header_entry(tensor: str, entry: Any, name: str) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        count = 1
+        for n in shape:
+            if type(n) is not int or not 0 <= n < 1 << 63 or len(shape) > MAX_RANK:
+                raise ValueError(f"shape {str(shape)[:80]}")
+            count *= n
+        if type(start) is not int or type(stop) is not int or stop - start != count * _DTYPE_BYTES[dtype]:
+            raise ValueError(f"offsets {str((start, stop))[:80]} do not hold {dtype} {shape}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"{name}: tensor {tensor[:80]!r} is malformed: {str(error)[:200]}") from error
+    return dtype, shape, (start, stop)
+
+
 def parse_json(raw: bytes, name: str) -> object:
-    """JSON without duplicate keys, NaN or bad UTF-8; raises CorruptFile naming `name`."""
+    """JSON without duplicate keys, NaN, infinities, lone surrogates or bad UTF-8; raises CorruptFile naming `name`.
+
+    The number of values is bounded by MAX_JSON_VALUES before anything is built: a few bytes of text would
+    otherwise become a hundred bytes of objects each.
+    """
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -104,10 +117,22 @@ def parse_json(raw: bytes, name: str) -> object:
     def refuse(constant: str) -> object:
         raise ValueError(f"{constant} is not allowed")
 
+    def finite(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"{text[:40]} is out of range")
+        return value
+
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_JSON_VALUES:
+        raise CorruptFile(f"{name}: more than {MAX_JSON_VALUES} JSON values")
     try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
+        text = raw.decode("utf-8")
+        body = json.loads(text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite)
+        if _SURROGATE.search(text):
+            json.dumps(body, ensure_ascii=False).encode()
+        return body
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{name}: not valid JSON: {error}") from error
+        raise CorruptFile(f"{name}: not valid JSON: {str(error)[:200]}") from error
 
 
 def read_json(path: Path) -> object:

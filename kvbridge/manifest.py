@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.files import Header
 from kvbridge.geometry import KVGeometry
 
 SCHEMA = "kvbridge.translator/1"
 CONTROLS_SCHEMA = "kvbridge.controls/1"
 MAX_TENSORS = 65_536
+FLOATS = ("F16", "BF16", "F32", "F64")
 _FIELDS = (
     "schema", "sender", "receiver", "family", "receiver_features", "config", "maps", "lambda", "jitter", "corpus_digest",
     "splits", "scores", "weights_bytes", "parameters", "licences", "marks", "alignment_exact_share",
@@ -123,10 +125,17 @@ class Manifest:
             "parameters": int,
             "corpus_digest": str,
             "scores": dict,
+            "config": dict,
+            "splits": dict,
+            "licences": dict,
+            "marks": list,
         }
         for field, kind in plain.items():
             if type(body[field]) is not kind:
                 raise CorruptFile(f"{name}: {field} must be {kind.__name__}, found {body[field]!r:.80}")
+        texts = [*body["marks"], *(t for t in body["licences"].values() if t is not None)]
+        if set(body["licences"]) != {"sender", "receiver"} or any(type(text) is not str for text in texts):
+            raise CorruptFile(f"{name}: licences must be those of sender and receiver, and marks must be strings")
         return cls(body, sender, receiver, read_maps(body["maps"], sender, receiver, name))
 
 
@@ -168,8 +177,10 @@ def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) ->
         raise CorruptFile(f"{name}: a layer's map stands twice")
     for entry in entries:
         _within(receiver, entry.layer, entry.stream, (), name)
+        heads = receiver.layers[entry.layer].stream(entry.stream).heads
+        if sorted(h for g in entry.groups for h in g.heads) != list(range(heads)):
+            raise CorruptFile(f"{name}: layer {entry.layer} {entry.stream}: every head must be in exactly one group")
         for g in entry.groups:
-            _within(receiver, entry.layer, entry.stream, g.heads, name)
             for layer, stream, heads in g.blocks:
                 _within(sender, layer, stream, heads or (), name)
     return tuple(entries)
@@ -220,6 +231,33 @@ def tensor_names(layer: int, stream: str, group: int, groups: int) -> tuple[str,
     """Names of W and b: `target.{layer}.{k|v}.{W|b}`, with the group's number where there are several."""
     stem = f"target.{layer}.{stream}" if groups == 1 else f"target.{layer}.{stream}.{group}"
     return f"{stem}.W", f"{stem}.b"
+
+
+def expected_shapes(
+    entries: tuple[MapEntry, ...], sender: KVGeometry, receiver: KVGeometry
+) -> dict[str, tuple[int, ...]]:
+    """Tensor name → shape of everything that `entries` need: W `[inputs, heads·width]`, b `[heads·width]`."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for entry in entries:
+        for index, group in enumerate(entry.groups):
+            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
+            inputs = receiver.hidden_size if group.features else 0
+            for layer, name, heads in group.blocks:
+                stream = sender.layers[layer].stream(name)
+                inputs += stream.features if heads is None else len(heads) * stream.width
+            outputs = len(group.heads) * receiver.layers[entry.layer].stream(entry.stream).width
+            expected[w], expected[b] = (inputs, outputs), (outputs,)
+    return expected
+
+
+def check_tensors(header: Header, expected: dict[str, tuple[int, ...]], name: str) -> None:
+    """Raises CorruptFile unless the header holds exactly the expected tensors, floating-point all of them."""
+    found = {tensor: shape for tensor, (_, shape, _) in header.tensors.items()}
+    if found != expected:
+        odd = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
+        raise CorruptFile(f"{name}: tensors do not match the manifest: {', '.join(k[:80] for k in odd[:4])}")
+    if any(dtype not in FLOATS for dtype, _, _ in header.tensors.values()):
+        raise CorruptFile(f"{name}: expected floating-point weights only")
 
 
 def model_card(manifest: Manifest) -> str:
