@@ -136,6 +136,10 @@ def _key_source(layer: nn.Module, name: str, index: int) -> tuple[nn.Module, Any
     attention = next((getattr(layer, a) for a in ("self_attn", "attn", "attention") if hasattr(layer, a)), None)
     if attention is None:
         raise UnsupportedModel(f"{name}: layer {index} has no attention module (self_attn, attn or attention)")
+    if getattr(attention, "kv_lora_rank", None):
+        raise UnsupportedModel(
+            f"{name}: layer {index} caches a latent shared by its heads (MLA), which is not translated yet"
+        )
     for attribute in ("k_norm", "k_proj"):
         module = getattr(attention, attribute, None)
         if isinstance(module, nn.Module) and not isinstance(module, nn.Identity):
