@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def read_documents(source: Any) -> Iterator[Document]:
     them, where train.*, validation.* and test.* name splits. Raises DataError, naming what was found.
     """
     if isinstance(source, (str, Path)):
-        rows = _rows_of_path(str(source))
-    elif isinstance(source, Iterable):
+        rows = stream_rows(str(source))
+    elif isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes)):
         rows = ((None, "texts", row) for row in source)
     else:
         raise DataError(f"expected a path, a Hub dataset id or an iterable of texts, found {type(source).__name__}")
@@ -47,11 +48,12 @@ def read_documents(source: Any) -> Iterator[Document]:
             yield document
 
 
-def _rows_of_path(source: str) -> Iterator[tuple[str | None, str, Any]]:
+def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
+    """(split or None, file or dataset name, row) out of a file, a folder or a Hub dataset id; raises DataError."""
     from datasets import load_dataset
 
     path = Path(source)
-    if path.exists():
+    if source and path.exists():
         files = sorted(p for p in path.iterdir() if p.suffix in LOADERS) if path.is_dir() else [path]
         if not files or files[0].suffix not in LOADERS:
             raise DataError(
@@ -63,23 +65,29 @@ def _rows_of_path(source: str) -> Iterator[tuple[str | None, str, Any]]:
                 raise DataError(f"{file}: expected texts, found an empty file")
             kind = LOADERS[file.suffix]
             extra = {"sample_by": "paragraph"} if kind == "text" else {}
-            rows = load_dataset(kind, data_files=str(file), split="train", streaming=True, **extra)
-            for row in rows:
+            load = partial(load_dataset, kind, data_files=str(file), split="train", streaming=True, **extra)
+            for row in _streamed(load, f"{file}: cannot be read as {kind}"):
                 yield (file.stem if file in named else None), file.name, row
         return
     if "/" not in source or source.startswith((".", "/", "~")):
         raise DataError(f"{source}: no such file or folder, and not a Hub dataset id (org/name)")
+    load = lambda: ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)  # noqa: E731
+    for split, row in _streamed(load, f"{source}: not a file here, and the Hub did not give it"):
+        yield (split if split in SPLITS else None), source, row
+
+
+def _streamed(load: Callable[[], Iterable[Any]], what: str) -> Iterator[Any]:
+    """Rows of `load()`; what the readers raise on missing or malformed data becomes a DataError that begins with `what`."""
     try:
-        found = load_dataset(source, streaming=True)
+        yield from load()
     except (OSError, ValueError) as error:
-        raise DataError(f"{source}: not a file here, and the Hub did not give it: {error}") from error
-    for split, rows in found.items():
-        for row in rows:
-            yield (split if split in SPLITS else None), source, row
+        raise DataError(f"{what}: {error}") from error
 
 
 def _document(row: Any, split: str | None, fallback: str) -> Document:
     if isinstance(row, Document):
+        if row.split is not None and row.split not in SPLITS:
+            raise DataError(f"{row.id}: expected split to be one of {', '.join(SPLITS)}, found {row.split!r}")
         return row
     if isinstance(row, str):
         return Document(fallback, row, fallback, split)
