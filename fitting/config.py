@@ -56,9 +56,12 @@ class FitConfig:
         for name in ("layers", "max_tokens", "stride", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise UsageError(f"expected {name} ≥ 1, found {getattr(self, name)}")
+        for name in ("sinks", "cosine_documents"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"expected {name} ≥ 0, found {getattr(self, name)}")
         if self.candidates is not None and self.candidates < self.layers:
             raise UsageError(f"expected candidates ≥ layers ({self.layers}), found {self.candidates}")
-        if not self.lambdas or min(self.lambdas) <= 0:
+        if not self.lambdas or not all(0 < x < float("inf") for x in self.lambdas):
             raise UsageError(f"expected positive relative lambdas, found {self.lambdas}")
         if self.precision not in ("float32", "float64") or self.weights_dtype not in (
             "float32",
