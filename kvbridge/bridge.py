@@ -122,21 +122,22 @@ class Bridge:
 
         The snapshot must be of this text or of its beginning: what it leaves out is recomputed. It is not modified.
         """
-        return self.handoff_many([(snapshot, self._text(text, messages, input_ids))], repair=repair)[0]
+        return self._run([(snapshot, *self._prompt(text, messages, input_ids))], repair or RepairPlan())[0]
 
-    @torch.no_grad()
     def handoff_many(
         self, requests: Sequence[tuple[KVSnapshot, str]], *, repair: RepairPlan | None = None
     ) -> list[Handoff]:
         """Hands over several requests of any lengths; their tokens go through the maps together."""
-        plan = repair or RepairPlan()
+        return self._run([(s, text, self.receiver.encode(text)) for s, text in requests], repair or RepairPlan())
+
+    @torch.no_grad()
+    def _run(self, requests: list[tuple[KVSnapshot, str, Encoding]], plan: RepairPlan) -> list[Handoff]:
         if plan.layers >= len(self.receiver.layers):
             raise UsageError(
                 f"repairing {plan.layers} of {len(self.receiver.layers)} layers is a prefill; choose fewer"
             )
         prepared: list[_Request | Handoff] = []
-        for snapshot, text in requests:
-            encoding = self.receiver.encode(text)
+        for snapshot, text, encoding in requests:
             request = self._prepare(snapshot, text, encoding, plan)
             prepared.append(self._dense(encoding, request) if isinstance(request, Decision) else request)
         ready = [request for request in prepared if isinstance(request, _Request)]
@@ -151,15 +152,17 @@ class Bridge:
             done = iter(self._finish(ready, plan))
         return [next(done) if isinstance(r, _Request) else r for r in prepared]
 
-    def _text(self, text: str | None, messages: list[dict[str, Any]] | None, input_ids: Tensor | None) -> str:
+    def _prompt(
+        self, text: str | None, messages: list[dict[str, Any]] | None, input_ids: Tensor | None
+    ) -> tuple[str, Encoding]:
+        """The prompt and its tokens; given tokens are kept as they are, canonical or not."""
         if sum(x is not None for x in (text, messages, input_ids)) != 1:
             raise UsageError("expected exactly one of text, messages and input_ids")
-        if messages is not None:
-            return self.receiver.render(messages)
         if input_ids is not None:
-            return self.receiver.encode_ids(input_ids)[0]
+            return self.receiver.encode_ids(input_ids)
+        text = self.receiver.render(messages) if messages is not None else text
         assert text is not None
-        return text
+        return text, self.receiver.encode(text)
 
     def _prepare(self, snapshot: KVSnapshot, text: str, encoding: Encoding, plan: RepairPlan) -> _Request | Decision:
         """Contract checks, alignment and the receiver's own first layers; a Decision where the request is refused."""
@@ -212,10 +215,18 @@ class Bridge:
         return wanted.nonzero()[:, 0]
 
     def _translate(self, requests: list[_Request]) -> list[dict[int, LayerKV]]:
-        """Translated rows of each request in content space; the rows of all requests go through the maps at once."""
-        skip = min((r.exact_layers for r in requests), default=0)
-        if self.translator is None or skip >= len(self.receiver.layers):
-            return [{} for _ in requests]
+        """Translated rows of each request in content space; the rows of all requests go through the maps at once.
+        Requests whose layers are all exact need none.
+        """
+        total = len(self.receiver.layers)
+        done = iter(self._through_maps([r for r in requests if r.exact_layers < total]))
+        return [next(done) if r.exact_layers < total else {} for r in requests]
+
+    def _through_maps(self, requests: list[_Request]) -> list[dict[int, LayerKV]]:
+        if not requests:
+            return []
+        assert self.translator is not None
+        skip = min(r.exact_layers for r in requests)
         device = self.receiver.device
         content: dict[int, LayerKV] = {}
         rows = [self._rows(r) for r in requests]
@@ -252,6 +263,7 @@ class Bridge:
         self._fill_exact(request, cache)
         before = [{name: t.clone() for name, t in layer.items()} for layer in cache] if self.gate is not None else cache
         recompute(receiver, request.encoding.ids[: request.cached], cache, request.chosen)
+        self._fill_exact(request, cache)
         if not all(bool(torch.isfinite(t).all()) for layer in cache for t in layer.values()):
             return self._dense(request.encoding, discard("not_finite", "the cache after repair"))
         decision = self._decide(request, plan, before, cache)
@@ -260,7 +272,10 @@ class Bridge:
         return Handoff(decision, self._provenance(request), receiver, request.encoding.ids, cache, request.cached)
 
     def _fill_exact(self, request: _Request, cache: list[LayerKV]) -> None:
-        """Layers the receiver computed itself, else those it shares with the sender bit for bit (`cache` is modified)."""
+        """Layers the receiver computed itself, else those it shares with the sender bit for bit (`cache` is modified).
+
+        Done before a repair, which reads them, and after it: a forward of few tokens rounds otherwise than a prefill.
+        """
         computed = request.first.layers if request.first is not None else []
         covered = request.alignment.covered.nonzero()[:, 0]
         at = covered.to(self.receiver.device)
