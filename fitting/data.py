@@ -65,14 +65,14 @@ def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
                 raise DataError(f"{file}: expected texts, found an empty file")
             kind = LOADERS[file.suffix]
             extra = {"sample_by": "paragraph"} if kind == "text" else {}
-            load = partial(load_dataset, kind, data_files=str(file), split="train", streaming=True, **extra)
-            for row in _streamed(load, f"{file}: cannot be read as {kind}"):
+            read = partial(load_dataset, kind, data_files=str(file), split="train", streaming=True, **extra)
+            for row in _streamed(read, f"{file}: cannot be read as {kind}"):
                 yield (file.stem if file in named else None), file.name, row
         return
     if "/" not in source or source.startswith((".", "/", "~")):
         raise DataError(f"{source}: no such file or folder, and not a Hub dataset id (org/name)")
-    load = lambda: ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)  # noqa: E731
-    for split, row in _streamed(load, f"{source}: not a file here, and the Hub did not give it"):
+    fetch = lambda: ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)  # noqa: E731
+    for split, row in _streamed(fetch, f"{source}: not a file here, and the Hub did not give it"):
         yield (split if split in SPLITS else None), source, row
 
 
