@@ -10,13 +10,15 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from kvbridge.errors import OverBudget
+from kvbridge.errors import OverBudget, UsageError
 from kvbridge.prefill import Batch
 
 
 class Spill:
-    """Batches of captured KV on disk, in order; `budget_bytes` is never passed."""
+    """Batches of captured KV on disk, in order; `budget_bytes` is never passed. Tensors are kept in `dtype` where that
+    loses nothing (values are, as the model cached them), else as they are (keys, once RoPE is removed)."""
 
     def __init__(self, folder: Path, budget_bytes: int, dtype: torch.dtype) -> None:
         self.folder, self.budget_bytes, self.dtype = folder, budget_bytes, dtype
@@ -26,7 +28,7 @@ class Spill:
     def append(self, batch: Batch) -> None:
         """Writes one batch; raises OverBudget, naming the setting, before the budget would be passed."""
         tensors = {
-            f"{i}.{name}": t.to(self.dtype).cpu().contiguous()
+            f"{i}.{name}": self._small(t).cpu().contiguous()
             for i, layer in enumerate(batch.layers)
             for name, t in layer.items()
         }
@@ -40,6 +42,10 @@ class Spill:
         save_file(tensors, self.folder / f"{self.count:06d}.safetensors")
         self.count, self.nbytes = self.count + 1, self.nbytes + size
 
+    def _small(self, tensor: Tensor) -> Tensor:
+        small = tensor.to(self.dtype)
+        return small if torch.equal(small.to(tensor.dtype), tensor) else tensor
+
     def read(self, number: int) -> Batch:
         """The batch appended as `number`-th (from 0), on the CPU."""
         tensors = load_file(self.folder / f"{number:06d}.safetensors")
@@ -50,7 +56,12 @@ class Spill:
 
 @contextmanager
 def spill(folder: str | None, budget_bytes: int | None, dtype: torch.dtype) -> Iterator[Spill]:
-    """A Spill in a new temporary folder under `folder`, removed at the end; the default budget is 70 % of the free disk."""
+    """A Spill in a new temporary folder under `folder`, removed at the end; the default budget is 70 % of the free disk.
+
+    Raises UsageError where `folder` is not there.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise UsageError(f"expected an existing folder to spill rows to, found {folder!r}")
     with tempfile.TemporaryDirectory(prefix="kvbridge-spill-", dir=folder) as path:
         free = shutil.disk_usage(path).free
         yield Spill(Path(path), budget_bytes if budget_bytes is not None else int(0.7 * free), dtype)
