@@ -266,6 +266,8 @@ class _Job:
                     for layer, value in self._cosine(translator, batch, sender, receiver, number).items():
                         cosines[layer].append(value)
                 left -= min(left, len(batch.documents))
+        if residuals.rows < 2:
+            raise DataError(f"expected rows to score on, found {residuals.rows} in {len(test)} test documents")
         means = [
             sum(cosines[i]) / len(cosines[i]) if cosines.get(i) else None for i in range(len(self.receiver.layers))
         ]
