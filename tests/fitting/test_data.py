@@ -133,7 +133,7 @@ def test_an_empty_file(tmp_path, name):
 )
 def test_a_file_that_is_not_what_its_name_says(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match="a\\.(jsonl|json|parquet|txt)"):
+    with pytest.raises(DataError, match=r"a\.(jsonl|json|parquet|txt)"):
         list(read_documents(tmp_path / name))
 
 
