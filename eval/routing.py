@@ -1,6 +1,6 @@
 """What a router's or a gate's score buys: call–performance curves and risk–coverage curves.
 
-RouteLLM's figures (arXiv 2406.18665, section 2): a router sends an item to the strong model when its score
+RouteLLM's figures (arXiv 2406.18665): a router sends an item to the strong model when its score
 reaches a threshold; moving the threshold traces performance against the share of calls the strong model
 gets.
 """
@@ -83,7 +83,7 @@ class RiskCoverage:
 def risk_coverage(loss: ArrayLike, risk_score: ArrayLike) -> RiskCoverage:
     """Selective risk when items are accepted from the lowest `risk_score` upwards; both `[items]`.
 
-    AURC is `1/n Σ_k (1/k) Σ_{i≤k} loss_(i)` (Geifman & El-Yaniv, arXiv 1805.08206), its mean over all
+    AURC is `1/n Σ_k (1/k) Σ_{i≤k} loss_(i)` (Geifman, Uziel & El-Yaniv, arXiv 1805.08206), its mean over all
     orders of tied scores; `excess` subtracts that of the best possible order.
     """
     losses, scores = _checked("a risk-coverage curve", loss, risk_score)

@@ -1,0 +1,233 @@
+"""An evaluation run: items × conditions → rows, resumable, each row exactly once, then summary and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbridge.errors import EvalError, KVBridgeError
+from kvbridge.eval.conditions import CONDITIONS, DEFAULT, Prompt, Setup
+from kvbridge.eval.items import Item, RawItem, kind_of
+from kvbridge.eval.rows import Row, RowWriter, read_rows
+from kvbridge.eval.summary import summarise, write_summary
+from kvbridge.eval.tasks import TASKS
+from kvbridge.eval.tasks.base import Scored, compare
+from kvbridge.files import write_file
+from kvbridge.geometry import digest_json, digest_text
+from kvbridge.models import Model
+
+ROWS, RUN, SUMMARY, REPORT, MARKDOWN = "rows.jsonl", "run.json", "summary.json", "report.html", "summary.md"
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A raw row that no item could be made of."""
+
+    id: str
+    document: str
+    task: str
+    reason: str
+
+
+def make_items(
+    raws: Iterable[RawItem],
+    sender: Model,
+    receiver: Model,
+    *,
+    limit: int | None = None,
+    tasks: Sequence[str] | None = None,
+) -> tuple[list[Item], list[Excluded]]:
+    """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents."""
+    items: list[Item] = []
+    excluded: list[Excluded] = []
+    counts: dict[str, int] = {}
+    for raw in spread(raws):
+        kind = kind_of(raw.body)
+        if kind not in TASKS:
+            raise EvalError(f"{raw.id}: expected task to be one of {', '.join(TASKS)}, found {kind!r}")
+        if (tasks is not None and kind not in tasks) or (limit is not None and counts.get(kind, 0) >= limit):
+            continue
+        try:
+            item = TASKS[kind].item(raw, receiver)
+            _check_range(item, sender, receiver)
+        except EvalError as error:
+            excluded.append(Excluded(raw.id, raw.document, kind, str(error)))
+            continue
+        counts[kind] = counts.get(kind, 0) + 1
+        items.append(item)
+    return items, excluded
+
+
+def _check_range(item: Item, *models: Model) -> None:
+    longest = item.prompt + max((*item.answers, *item.options), key=len)
+    for model in models:
+        count = len(model.encode(longest))
+        if count > model.geometry.max_positions:
+            raise EvalError(f"{item.id}: {count} tokens, {model.name} has {model.geometry.max_positions} positions")
+
+
+def spread(raws: Iterable[RawItem]) -> list[RawItem]:
+    """Rows in an order that takes one of each document in turn, per task: a limit or a cut run sees many documents."""
+    turns: dict[tuple[str, str], int] = {}
+    keyed = []
+    for number, raw in enumerate(raws):
+        key = (kind_of(raw.body), raw.document)
+        turns[key] = turns.get(key, 0) + 1
+        keyed.append((turns[key], number, raw))
+    return [raw for _, _, raw in sorted(keyed, key=lambda entry: entry[:2])]
+
+
+def evaluate(
+    setup: Setup,
+    items: Sequence[Item],
+    out: Path,
+    *,
+    conditions: Sequence[str] = DEFAULT,
+    excluded: Sequence[Excluded] = (),
+    meta: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Runs every condition on every item and appends what is missing to `out/rows.jsonl`; returns that path.
+
+    A cut run continues. Raises EvalError for unknown conditions, too few items, or rows of another pair; a row that
+    cannot be computed is written as excluded with its reason.
+    """
+    unknown = [c for c in conditions if c not in CONDITIONS]
+    if unknown:
+        raise EvalError(f"expected conditions of {', '.join(CONDITIONS)}, found {', '.join(unknown)}")
+    if len({item.document for item in items}) < 2:
+        raise EvalError(
+            f"expected items of at least 2 documents (another one is needed as the wrong document), found {len(items)} items"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    pair = pair_digest(setup)
+    write_file(
+        out / RUN, (json.dumps({**(meta or {}), "pair": pair_meta(setup)}, indent=1, sort_keys=True) + "\n").encode()
+    )
+    with RowWriter(out / ROWS, pair) as writer:
+        for lost in excluded:
+            for condition in conditions:
+                if (lost.id, lost.task, condition) not in writer.done:
+                    writer.write(_unusable(pair, lost.id, lost.document, lost.task, condition, lost.reason))
+        donors = _donors(items)
+        for number, item in enumerate(items):
+            missing = [c for c in conditions if (item.id, item.task, c) not in writer.done]
+            if missing:
+                writer.write_all(_item_rows(setup, pair, item, donors[item.id], missing))
+            if progress is not None:
+                progress(number + 1, len(items), item.task)
+    return out / ROWS
+
+
+def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:
+    """Summary, report and Markdown from the rows alone; returns the summary."""
+    from kvbridge.eval.report import write_report
+
+    meta = json.loads((out / RUN).read_text("utf-8"))
+    rows = read_rows(out / ROWS).rows
+    summary = summarise(rows, meta)
+    write_summary(out / SUMMARY, summary)
+    write_report(out, summary, rows, meta, texts=texts)
+    return summary
+
+
+def pair_digest(setup: Setup) -> str:
+    """Digest of both models and the translator: rows of different ones never mix."""
+    asset = setup.bridge.asset
+    translator = asset.digest if asset is not None else None
+    return digest_json([setup.sender.geometry.digest, setup.receiver.geometry.digest, translator])
+
+
+def pair_meta(setup: Setup) -> dict[str, Any]:
+    """Who the pair is."""
+    asset = setup.bridge.asset
+    return {
+        "digest": pair_digest(setup),
+        "sender": setup.sender.name,
+        "receiver": setup.receiver.name,
+        "sender_digest": setup.sender.geometry.digest,
+        "receiver_digest": setup.receiver.geometry.digest,
+        "translator_digest": asset.digest if asset is not None else None,
+    }
+
+
+def _item_rows(setup: Setup, pair: str, item: Item, donor: str, conditions: Sequence[str]) -> list[Row]:
+    """Rows of one item; native runs first, also when only its distribution is needed."""
+    prompt, task = Prompt(setup, item, donor), TASKS[item.task]
+    own: Scored | None = None
+    rows = []
+    for condition in sorted({"native", *conditions}, key=lambda c: (c != "native", list(CONDITIONS).index(c))):
+        try:
+            start = CONDITIONS[condition](prompt)
+            scored = task.score(item, start)
+        except (KVBridgeError, torch.OutOfMemoryError) as error:
+            if condition in conditions:
+                rows.append(_unusable(pair, item.id, item.document, item.task, condition, str(error)))
+            continue
+        if condition == "native":
+            own = scored
+        if condition not in conditions:
+            continue
+        kl, agreement = None, None
+        if (
+            own is not None
+            and own.distribution is not None
+            and start.model is setup.receiver
+            and scored.distribution is not None
+        ):
+            kl, agreement = compare(own.distribution, scored.distribution)
+        rows.append(
+            Row(
+                pair=pair,
+                item=item.id,
+                document=item.document,
+                conversation=item.conversation,
+                task=item.task,
+                condition=condition,
+                loss=scored.loss,
+                tokens=scored.tokens,
+                characters=scored.characters,
+                kl=kl,
+                agreement=agreement,
+                correct=scored.correct,
+                f1=scored.f1,
+                chance=item.chance,
+                prefill_share=start.prefill_share,
+                ttft_ms=start.ttft_ms,
+                verdict=start.verdict,
+                score=start.score,
+                reason=start.reason if start.verdict == "discard" else "",
+            )
+        )
+    return rows
+
+
+def _unusable(pair: str, item: str, document: str, task: str, condition: str, reason: str) -> Row:
+    return Row(
+        pair=pair, item=item, document=document, task=task, condition=condition, status="excluded", reason=reason
+    )
+
+
+def _donors(items: Sequence[Item]) -> dict[str, str]:
+    """For each item, text of other documents that is at least half as long again as its prompt."""
+    whole: dict[str, str] = {}
+    for item in items:
+        text = item.prompt + item.answers[0]
+        if len(text) > len(whole.get(item.document, "")):
+            whole[item.document] = text
+    documents = sorted(whole, key=digest_text)
+    found = {}
+    for item in items:
+        at, text = documents.index(item.document), ""
+        for step in range(1, len(documents)):
+            text += whole[documents[(at + step) % len(documents)]] + "\n"
+            if len(text) >= 1.5 * len(item.prompt):
+                break
+        found[item.id] = text
+    return found

@@ -1,0 +1,52 @@
+"""A short answer is generated: exact match and F1 against the best of the accepted answers (SQuAD, arXiv 1606.05250)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+
+from kvbridge.eval.items import Item, RawItem, prompt_and_answers
+from kvbridge.eval.start import Start
+from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
+from kvbridge.models import Model
+
+
+@dataclass(frozen=True)
+class QuestionAnswering:
+    """Greedy generation of at most `tokens` tokens, cut at the first line end."""
+
+    tokens: int = 16
+    name: str = "qa"
+
+    def item(self, raw: RawItem, receiver: Model) -> Item:
+        """From context, question and answers; raises EvalError where one is missing."""
+        prompt, answers = prompt_and_answers(raw)
+        return Item(raw.id, raw.document, self.name, prompt, answers, conversation=raw.body.get("conversation"))
+
+    def score(self, item: Item, start: Start) -> Scored:
+        """Exact match and F1 of the generated line; nats of the first accepted answer."""
+        text = start.model.tokenizer.decode(start.greedy(self.tokens), skip_special_tokens=True)
+        said = text.strip().partition("\n")[0]
+        first = item.answers[0]
+        own = likelihood(start, following_ids(start.model, item.prompt, first), len(first))
+        exact = int(any(normalise(said) == normalise(a) for a in item.answers))
+        return Scored(
+            own.loss, own.tokens, own.characters, exact, max(f1(said, a) for a in item.answers), own.distribution
+        )
+
+
+def normalise(text: str) -> str:
+    """Lower case, no punctuation, no articles, single spaces."""
+    plain = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
+
+
+def f1(said: str, answer: str) -> float:
+    """Harmonic mean of precision and recall over normalised words."""
+    ours, theirs = normalise(said).split(), normalise(answer).split()
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    if not shared:
+        return float(ours == theirs)
+    return 2 * shared / (len(ours) + len(theirs))

@@ -1,0 +1,197 @@
+"""What the commands do once their arguments are read."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import kvbridge
+from kvbridge import demo
+from kvbridge.asset import Asset, load_asset, save_asset
+from kvbridge.cli import emit, say, table
+from kvbridge.errors import UsageError
+from kvbridge.eval.conditions import DEFAULT
+from kvbridge.eval.display import Terminal
+from kvbridge.eval.items import demo_rows, read_raw
+from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
+from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
+from kvbridge.eval.run import REPORT, make_items
+from kvbridge.fitting.config import FitConfig
+from kvbridge.fitting.memory import plan_memory
+from kvbridge.models import Model
+
+DEMO_CONFIG = FitConfig(max_tokens=128)
+DEMO_TEXTS = str(demo.texts("train").parent)
+
+
+def loaded(names: Sequence[str], device: str) -> list[Model]:
+    """Models of a command, on a device that exists."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"--device {device}: no CUDA device is available here; use --device cpu")
+    return [kvbridge.load(name, device=device) for name in names]
+
+
+def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
+    """`kvbridge demo`."""
+    start = time.perf_counter()
+    sender, receiver = loaded(["demo:sender", "demo:receiver"], "cpu")
+    fitted = fitted_asset(sender, receiver, DEMO_TEXTS, out, DEMO_CONFIG, say=say, progress=progress_of("fit"))
+    raws = [*demo_rows("test"), *demo_rows("recall")]
+    found, excluded = make_items(raws, sender, receiver, limit=items)
+    summary = run_pair(
+        sender, receiver, fitted, found, out, command="kvbridge demo", excluded=excluded, progress=counted("items")
+    )
+    say(f"{time.perf_counter() - start:.0f} s in all; report: {out / REPORT}")
+    show(summary, as_json)
+    if latency:
+        show_latency(
+            kvbridge.Bridge(fitted.asset, sender=sender, receiver=receiver),
+            [r.body["text"] for r in demo_rows("test")],
+            as_json,
+        )
+
+
+def run_fit(
+    sender: str,
+    receiver: str,
+    data: str | None,
+    out: Path,
+    config: FitConfig,
+    device: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """`kvbridge fit`."""
+    if out.exists() and not dry_run:
+        raise UsageError(f"--out {out} exists; assets are never overwritten, choose another folder")
+    source = data or DEMO_TEXTS
+    ours, theirs = loaded([sender], "cpu" if config.one_at_a_time else device)[0], loaded([receiver], device)[0]
+    plan = plan_memory(ours.geometry, theirs.geometry, config, theirs.device)
+    if dry_run:
+        if as_json:
+            emit({**vars(plan), "peak_bytes": plan.peak_bytes})
+        else:
+            print("\n".join(plan.lines()))
+        return
+    done = kvbridge.fit(
+        ours, theirs, source, config=config, progress=progress_of("fit"), on_plan=lambda p: say("; ".join(p.lines()))
+    )
+    digest = save_asset(done, out)
+    say(fit_line(done))
+    scores = done.scores.to_json()
+    if as_json:
+        emit(
+            {"asset": str(out), "digest": digest, "timings": done.timings, "scores": scores, "marks": list(done.marks)}
+        )
+        return
+    number = lambda x: "–" if x is None else f"{x:.3f}"  # noqa: E731
+    rows = [
+        [str(layer), number(k), number(v), number(c)]
+        for layer, k, v, c in zip(
+            scores["layers"], scores["k_r2"], scores["v_r2"], scores["attention_cosine"], strict=True
+        )
+    ]
+    table(f"{sender} → {receiver}, held-out scores", ["receiver layer", "K R²", "V R²", "attention cosine"], rows)
+    for mark in done.marks:
+        say(mark)
+    print(f"{out}: digest {digest}")
+
+
+def run_eval(
+    path: Path, data: str | None, out: Path, conditions: tuple[str, ...] | None, tasks: tuple[str, ...] | None,
+    limit: int | None, controls: Path | None, names: tuple[str | None, str | None], device: str, as_json: bool,
+) -> None:  # fmt: skip
+    """`kvbridge eval run`."""
+    asset = load_asset(path)
+    sender, receiver = models_of(asset, names, device)
+    raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
+    items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks)
+    summary = run_pair(
+        sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
+        conditions=conditions or DEFAULT, excluded=excluded, controls=controls, progress=counted("items"),
+    )  # fmt: skip
+    say(f"report: {out / REPORT}")
+    show(summary, as_json)
+
+
+def models_of(asset: Asset, names: tuple[str | None, str | None], device: str) -> list[Model]:
+    """The pair an asset was fitted for, from where its manifest (or the caller) says it lies."""
+    manifest = asset.manifest
+    found = []
+    for name, geometry in zip(names, (manifest.sender, manifest.receiver), strict=True):
+        where = name or geometry.model_id
+        at = f"{where}@{geometry.commit}" if geometry.commit and name is None and "@" not in where else where
+        dtype = getattr(torch, geometry.dtype)
+        found.append(kvbridge.load(at, device=device, dtype=dtype))
+    return found
+
+
+def show(summary: dict[str, Any], as_json: bool) -> None:
+    """A summary for people or machines."""
+    if as_json:
+        emit(summary)
+    else:
+        Console().print(Terminal(summary))
+
+
+def show_latency(bridge: kvbridge.Bridge, texts: list[str], as_json: bool) -> list[Latency]:
+    """Times and prints handoff against prefill."""
+    rows = measure_latency(bridge, longest_text(bridge.receiver, texts, 2048))
+    at = break_even(rows)
+    if as_json:
+        emit({"latency": [row.to_json() for row in rows], "break_even_tokens": at})
+    else:
+        table(
+            "time to the first token: handoff (translate, repair, last token) against prefill",
+            ["prompt tokens", "handoff ms", "prefill ms", "prefill ÷ handoff", "FLOPs share"],
+            [
+                [str(r.tokens), f"{r.handoff_ms:.1f}", f"{r.prefill_ms:.1f}", f"{r.ratio:.2f}", f"{r.flops_share:.2f}"]
+                for r in rows
+            ],
+        )
+        print(f"break-even: {'never at these lengths' if at is None else f'{at} tokens'}")
+    return rows
+
+
+def progress_of(what: str) -> Callable[[str, int, float], None]:
+    """Tokens and tokens/s per model on stderr, rewritten in place on a terminal."""
+    tokens: dict[str, int] = {}
+    shown = [0.0]
+
+    def report(part: str, count: int, seconds: float) -> None:
+        tokens[part] = tokens.get(part, 0) + count
+        now = time.perf_counter()
+        if sys.stderr.isatty() and now - shown[0] > 0.2:
+            shown[0] = now
+            parts = ", ".join(f"{p} {n:,} tokens" for p, n in tokens.items())
+            print(
+                f"\r{what}: {parts} ({tokens[part] / max(seconds, 1e-9):,.0f} {part} tokens/s)   ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return report
+
+
+def counted(what: str) -> Callable[[int, int, str], None]:
+    """n of N with time left, on a terminal's stderr."""
+    start = time.perf_counter()
+
+    def report(done: int, total: int, task: str) -> None:
+        if sys.stderr.isatty():
+            left = (time.perf_counter() - start) / done * (total - done)
+            print(
+                f"\r{what}: {done} of {total} ({task}), {left:.0f} s left   ",
+                end="\n" if done == total else "",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return report
