@@ -79,6 +79,6 @@ def make_rows(
     return rows
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rows_of() -> Callable[..., list[Row]]:
     return make_rows
