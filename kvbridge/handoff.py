@@ -54,12 +54,7 @@ class Handoff:
         _own(generate_kwargs)
         ids = self.ids[None].to(self.receiver.device)
         if self.layers is not None:
-            cache = self.cache
-            copies = generate_kwargs.get("num_beams", 1) or 1
-            copies = max(copies, generate_kwargs.get("num_return_sequences", 1) or 1)
-            if copies > 1:
-                cache.batch_repeat_interleave(copies)
-            generate_kwargs |= cache_argument(self.receiver.model, cache)
+            generate_kwargs |= _repeated(self.receiver, self.cache, generate_kwargs)
         return self.receiver.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -88,9 +83,13 @@ class Handoff:
 def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **generate_kwargs: Any) -> list[Tensor]:
     """Continues several handoffs of one receiver in one batch, padded on the left; refused ones go one by one.
 
-    Returns prompt and continuation `[tokens]` per handoff, padding removed from the left.
+    Returns prompt and continuation `[tokens]` per handoff, padding removed from the left. One sequence each: raises
+    UsageError where generate would return more, or something else than tokens.
     """
     _own(generate_kwargs)
+    for name, plain in (("num_return_sequences", 1), ("return_dict_in_generate", False)):
+        if handoffs and (_setting(handoffs[0].receiver, name, generate_kwargs) or plain) != plain:
+            raise UsageError(f"generate_many returns the tokens of one sequence per handoff; leave {name} out")
     ready = [i for i, h in enumerate(handoffs) if h.layers is not None]
     found: dict[int, Tensor] = {
         i: h.generate(max_new_tokens, **generate_kwargs)[0] for i, h in enumerate(handoffs) if h.layers is None
@@ -114,15 +113,35 @@ def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **gener
                 both.append(torch.stack(rows).transpose(1, 2))
             pairs.append((both[0], both[1]))
         cache = DynamicCache(pairs, config=receiver.model.config)
+        generate_kwargs |= _repeated(receiver, cache, generate_kwargs)
         out = receiver.model.generate(
             input_ids=ids.to(receiver.device),
             attention_mask=mask.to(receiver.device),
             max_new_tokens=max_new_tokens,
-            **cache_argument(receiver.model, cache),
             **generate_kwargs,
         )
         found |= {i: row[p:] for i, row, p in zip(ready, out, pads, strict=True)}
     return [found[i] for i in range(len(handoffs))]
+
+
+def _repeated(receiver: Model, cache: DynamicCache, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The cache arguments of `generate`, with one row per beam or returned sequence (`cache` is modified)."""
+    if (
+        arguments.pop("use_cache", None) is False
+        or getattr(arguments.get("generation_config"), "use_cache", None) is False
+    ):
+        raise UsageError("a handoff goes on from its cache: leave use_cache=False out")
+    copies = max(_setting(receiver, name, arguments) or 1 for name in ("num_beams", "num_return_sequences"))
+    if copies > 1:
+        cache.batch_repeat_interleave(copies)
+    return {**cache_argument(receiver.model, cache), "use_cache": True}
+
+
+def _setting(receiver: Model, name: str, arguments: dict[str, Any]) -> Any:
+    """What `generate` will use for `name`: its argument, else generation_config=, else the model's own; None if unset."""
+    asked = (arguments.get(name), getattr(arguments.get("generation_config"), name, None))
+    default = getattr(receiver.model.generation_config, name, None)
+    return next((value for value in asked if value is not None), default)
 
 
 def _own(arguments: dict[str, Any]) -> None:
