@@ -8,6 +8,7 @@ import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,10 @@ def parse_json(raw: bytes, name: str) -> object:
 def read_json(path: Path) -> object:
     """A JSON file of bounded size; raises CorruptFile."""
     try:
-        size = path.stat().st_size
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise CorruptFile(f"{path}: expected a regular file")
+        size = info.st_size
         if size > MAX_JSON_BYTES:
             raise CorruptFile(f"{path}: {size} bytes of JSON, more than the {MAX_JSON_BYTES} allowed")
         return parse_json(path.read_bytes(), str(path))
@@ -223,12 +227,7 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
         raw = sums_path.read_bytes()
     except OSError as error:
         raise CorruptFile(f"{sums_path}: cannot be read: {error.strerror}") from error
-    listed: dict[str, str] = {}
-    for line in raw.decode("ascii", "replace").splitlines():
-        match = _SUM_LINE.fullmatch(line)
-        if match is None or match[2] in listed:
-            raise CorruptFile(f"{sums_path}: malformed or repeated line {line[:120]!r}")
-        listed[match[2]] = match[1]
+    listed = parse_sums(raw, str(sums_path))
     missing = required - set(listed)
     if missing:
         raise CorruptFile(f"{sums_path}: does not list {', '.join(sorted(missing))}")
@@ -241,6 +240,17 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
         if found != expected:
             raise CorruptFile(f"{path / name}: SHA-256 is {found}, expected {expected}; fetch or fit it again")
     return hashlib.sha256(raw).hexdigest()
+
+
+def parse_sums(raw: bytes, name: str) -> dict[str, str]:
+    """File name → SHA-256 of a SHA256SUMS; names are plain, never paths. Raises CorruptFile naming `name`."""
+    listed: dict[str, str] = {}
+    for line in raw.decode("ascii", "replace").removesuffix("\n").split("\n"):
+        match = _SUM_LINE.fullmatch(line)
+        if match is None or match[2] in listed:
+            raise CorruptFile(f"{name}: malformed or repeated line {line[:120]!r}")
+        listed[match[2]] = match[1]
+    return listed
 
 
 def file_digest(path: Path) -> str:

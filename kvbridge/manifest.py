@@ -177,8 +177,9 @@ def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) ->
         raise CorruptFile(f"{name}: a layer's map stands twice")
     for entry in entries:
         _within(receiver, entry.layer, entry.stream, (), name)
-        heads = receiver.layers[entry.layer].stream(entry.stream).heads
-        if sorted(h for g in entry.groups for h in g.heads) != list(range(heads)):
+        count = receiver.layers[entry.layer].stream(entry.stream).heads
+        covered = sorted(h for g in entry.groups for h in g.heads)
+        if len(covered) != count or covered != list(range(count)):
             raise CorruptFile(f"{name}: layer {entry.layer} {entry.stream}: every head must be in exactly one group")
         for g in entry.groups:
             for layer, stream, heads in g.blocks:

@@ -1,0 +1,201 @@
+"""What may enter the store: bounded before anything is allocated, read once, hashed and checked as it streams."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from kvbridge.errors import CorruptFile, Refused
+from kvbridge.files import MAX_JSON_BYTES, SUMS, Header, parse_json, parse_sums, read_safetensors_header
+from kvbridge.manifest import MAX_TENSORS, Manifest, check_tensors, expected_shapes, read_maps
+from kvbridge.registry.finite import FiniteScan
+from kvbridge.registry.records import Record, record_of
+
+CHUNK_BYTES = 4 << 20
+MAX_CARD_BYTES = 4 << 20
+MAX_SUMS_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which files an object of a kind has: the one that describes it, its weights, and others."""
+
+    description: str
+    weights: str | None = None
+    others: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Names without which it is not of this kind."""
+        weights = () if self.weights is None or self.weights in self.optional else (self.weights,)
+        return frozenset((self.description, *weights, *self.others))
+
+
+KINDS = {
+    "translator": Kind("manifest.json", "weights.safetensors", ("README.md",)),
+    "controls": Kind("manifest.json", "controls.safetensors"),
+    "calibration": Kind("calibration.json", "gate.safetensors", optional=("gate.safetensors",)),
+    "signature": Kind("statement.json", None, ("model.sig",)),
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a store admits. `public_keys` are PEM files that a signature is checked against."""
+
+    max_weights_bytes: int = 64 << 30
+    max_tensors: int = MAX_TENSORS
+    require_signature: bool = False
+    public_keys: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """An object that passed: its record and, for a translator, its manifest."""
+
+    record: Record
+    manifest: Manifest | None
+
+
+Sink = Callable[[str], "Writer"]
+Progress = Callable[[int, int], None]
+
+
+class Writer:
+    """Where admitted bytes go, in order; this one drops them."""
+
+    def write(self, data: bytes) -> None:
+        """Takes the next bytes."""
+
+    def close(self) -> None:
+        """All bytes were given: they are durable when this returns."""
+
+
+def kind_of(names: frozenset[str]) -> str:
+    """Which kind of object holds exactly these files; raises Refused."""
+    for kind, spec in KINDS.items():
+        if spec.required <= names - {SUMS} <= spec.required | set(spec.optional):
+            return kind
+    raise Refused(
+        f"expected the files of a translator ({', '.join(sorted(KINDS['translator'].required))}, {SUMS}), "
+        f"a control set, a calibration or a signature; found {', '.join(repr(n)[:60] for n in sorted(names)[:6]) or 'none'}"
+    )
+
+
+def folder_files(folder: Path) -> dict[str, Path]:
+    """Name → path of everything in a folder; raises CorruptFile where it is none."""
+    try:
+        return {entry.name: entry for entry in folder.iterdir()}
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{folder}: expected the folder of an asset: {error}") from error
+
+
+def admit(
+    files: Mapping[str, Path],
+    name: str,
+    policy: Policy,
+    *,
+    bound_to: Manifest | None = None,
+    sink: Sink = lambda _: Writer(),
+    progress: Progress = lambda done, total: None,
+) -> Admitted:
+    """Checks an object given as file name → path and feeds its bytes to `sink`; `name` is for messages.
+
+    Every file is opened once, links and special files are refused, and what is hashed and checked is what the sink
+    gets. `bound_to` is the manifest of the translator that a control set must fit. Raises CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
+    """
+    kind = kind_of(frozenset(files))
+    spec = KINDS[kind]
+    if SUMS not in files:
+        raise CorruptFile(f"{name}: {SUMS} is missing")
+    limits = {SUMS: MAX_SUMS_BYTES, spec.description: MAX_JSON_BYTES}
+    if spec.weights is not None:
+        limits[spec.weights] = policy.max_weights_bytes
+    with ExitStack() as stack:
+        opened = {n: _open(files[n], f"{name}/{n}", limits.get(n, MAX_CARD_BYTES), stack) for n in sorted(files)}
+        total = sum(size for _, size in opened.values())
+        small = {n: _whole(*opened[n], f"{name}/{n}") for n in opened if n != spec.weights}
+        sums = parse_sums(small[SUMS], f"{name}/{SUMS}")
+        if set(sums) != set(files) - {SUMS}:
+            raise CorruptFile(f"{name}: holds other files than {SUMS} lists")
+        for n, data in small.items():
+            if n != SUMS:
+                _same(hashlib.sha256(data).hexdigest(), sums[n], f"{name}/{n}")
+        digest = hashlib.sha256(small[SUMS]).hexdigest()
+        body = parse_json(small[spec.description], f"{name}/{spec.description}")
+        record, manifest = record_of(kind, digest, total, body, f"{name}/{spec.description}")
+        for n, data in small.items():
+            writer = sink(n)
+            writer.write(data)
+            writer.close()
+        done = sum(len(data) for data in small.values())
+        if spec.weights is not None and spec.weights in opened:
+            file, size = opened[spec.weights]
+            where = f"{name}/{spec.weights}"
+            header = read_safetensors_header(file, size, where, max_tensors=policy.max_tensors)
+            maps = None if manifest is None else manifest.maps
+            if manifest is not None and size != manifest.weights_bytes:
+                raise CorruptFile(f"{where}: {size} bytes, the manifest says {manifest.weights_bytes}")
+            if kind == "controls" and bound_to is not None and isinstance(body, dict):
+                maps = read_maps(body.get("maps"), bound_to.sender, bound_to.receiver, name)
+            owner = manifest or bound_to
+            if maps is not None and owner is not None:
+                check_tensors(header, expected_shapes(maps, owner.sender, owner.receiver), where)
+            found = _stream(file, size, header, sink(spec.weights), where, lambda n: progress(done + n, total))
+            _same(found, sums[spec.weights], where)
+        progress(total, total)
+    return Admitted(record, manifest)
+
+
+def _open(path: Path, name: str, most: int, stack: ExitStack) -> tuple[BinaryIO, int]:
+    if path.is_symlink():
+        raise CorruptFile(f"{name}: expected a regular file, found a link")
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = stack.enter_context(os.fdopen(handle, "rb", buffering=0))
+        info = os.fstat(handle)
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{name}: expected a regular file: {error}") from error
+    if not stat.S_ISREG(info.st_mode):
+        raise CorruptFile(f"{name}: expected a regular file")
+    if info.st_size > most:
+        raise Refused(f"{name}: {info.st_size:,} bytes, more than the {most:,} allowed")
+    return file, info.st_size
+
+
+def _whole(file: BinaryIO, size: int, name: str) -> bytes:
+    data = file.read(size + 1)
+    if len(data) != size:
+        raise CorruptFile(f"{name}: {len(data)} bytes, expected {size}; it changed while it was read")
+    return data
+
+
+def _stream(file: BinaryIO, size: int, header: Header, writer: Writer, name: str, report: Callable[[int], None]) -> str:
+    """Reads the file from its start: hash, finiteness and sink in one pass; returns its SHA-256."""
+    file.seek(0)
+    state, scan, done = hashlib.sha256(), FiniteScan(header), 0
+    skip = size - max((stop for _, _, (_, stop) in header.tensors.values()), default=0)
+    while chunk := file.read(min(CHUNK_BYTES, size - done)):
+        writer.write(chunk)
+        state.update(chunk)
+        scan.update(chunk[max(0, skip - done) :] if done < skip else chunk)
+        done += len(chunk)
+        report(done)
+    writer.close()
+    if done != size:
+        raise CorruptFile(f"{name}: {done} bytes, expected {size}; it changed while it was read")
+    if scan.bad is not None:
+        raise CorruptFile(f"{name}: holds NaN or infinity")
+    return state.hexdigest()
+
+
+def _same(found: str, expected: str, name: str) -> None:
+    if found != expected:
+        raise CorruptFile(f"{name}: SHA-256 is {found}, expected {expected}; fetch or fit it again")

@@ -1,0 +1,115 @@
+"""Tiny assets made without torch and without a fit: real folders that `load_asset` accepts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from kvbridge.files import publish_folder
+from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
+from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, GroupEntry, Manifest, MapEntry, expected_shapes, model_card
+
+
+def geometry(name: str, *, heads: int = 2, width: int = 4, layers: int = 2, commit: str = "") -> KVGeometry:
+    streams = (Stream("k", heads, width, True), Stream("v", heads, width, False))
+    return KVGeometry(
+        model_id=name,
+        commit=commit,
+        architecture="TinyForCausalLM",
+        dtype="float32",
+        hidden_size=heads * width,
+        attention_heads=heads,
+        max_positions=128,
+        vocabulary=64,
+        parameters=1000,
+        layer_parameters=800,
+        layers=tuple(LayerGeometry("full", streams, None, f"{name}-{i}") for i in range(layers)),
+        tokenizer_digest="t" * 64,
+        rope_digest="r" * 64,
+        embedding_digest=f"e-{name}",
+        weights_digest=f"w-{name}",
+        licence="apache-2.0",
+    )
+
+
+def maps(receiver: KVGeometry) -> tuple[MapEntry, ...]:
+    blocks = ((0, "k", None), (1, "k", None))
+    return tuple(
+        MapEntry(i, s.name, (GroupEntry(tuple(range(s.heads)), tuple((a, s.name, h) for a, _, h in blocks), True),))
+        for i in range(1, len(receiver.layers))
+        for s in receiver.layers[i].streams
+    )
+
+
+def files(
+    sender: KVGeometry | None = None,
+    receiver: KVGeometry | None = None,
+    *,
+    seed: int = 0,
+    dtype: Any = np.float32,
+    change: Any = None,
+) -> dict[str, bytes]:
+    """Name → bytes of a translator asset; `change(body)` may alter the manifest before it is written."""
+    sender, receiver = sender or geometry("org/sender"), receiver or geometry("org/receiver", width=6)
+    entries, random = maps(receiver), np.random.default_rng(seed)
+    tensors = {
+        name: random.standard_normal(shape).astype(dtype)
+        for name, shape in expected_shapes(entries, sender, receiver).items()
+    }
+    weights = save(tensors)
+    layers = sorted({e.layer for e in entries})
+    body: dict[str, Any] = {
+        "schema": SCHEMA,
+        "sender": sender.to_json(),
+        "receiver": receiver.to_json(),
+        "family": "full-head",
+        "receiver_features": "embeddings",
+        "config": {"layers": 2},
+        "maps": [entry.to_json() for entry in entries],
+        "lambda": {},
+        "jitter": {},
+        "corpus_digest": "c" * 64,
+        "splits": {"test": {"documents": 1, "rows": 8}},
+        "scores": {
+            "layers": layers,
+            "k_r2": [0.7 for _ in layers],
+            "v_r2": [0.6 for _ in layers],
+            "attention_cosine": [0.9 for _ in layers],
+        },
+        "weights_bytes": len(weights),
+        "parameters": sum(t.size for t in tensors.values()),
+        "licences": {"sender": sender.licence, "receiver": receiver.licence},
+        "marks": [],
+        "alignment_exact_share": 1.0,
+    }
+    if change is not None:
+        change(body)
+    card = model_card(Manifest(body, sender, receiver, entries))
+    return {"manifest.json": json.dumps(body).encode(), "weights.safetensors": weights, "README.md": card.encode()}
+
+
+def build(path: Path, sender: KVGeometry | None = None, receiver: KVGeometry | None = None, **options: Any) -> Path:
+    """Writes a translator asset as folder `path`."""
+    publish_folder(path, files(sender, receiver, **options))
+    return path
+
+
+def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
+    """Writes a control set of an asset made with the default geometries."""
+    receiver = geometry("org/receiver", width=6)
+    entries = tuple(MapEntry(e.layer, e.stream, (GroupEntry(e.groups[0].heads, (), True),)) for e in maps(receiver))
+    shapes = expected_shapes(entries, geometry("org/sender"), receiver)
+    random = np.random.default_rng(seed)
+    tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    body = {
+        "schema": CONTROLS_SCHEMA,
+        "translator": translator,
+        "receiver_features": "embeddings",
+        "maps": [entry.to_json() for entry in entries],
+    }
+    publish_folder(path, {"manifest.json": json.dumps(body).encode(), "controls.safetensors": save(tensors)})
+    return path
