@@ -124,6 +124,11 @@ class KVSnapshot:
             )
         ids = input_ids.to("cpu", torch.int64).reshape(-1)
         count = lengths.pop()
+        if _has_dropped(cache, model.geometry, count, len(ids)):
+            raise UsageError(
+                f"layers hold {count} tokens, but not the first ones (sliding or static layers); "
+                "capture with DynamicCache() without a config"
+            )
         if count > len(ids):
             raise UsageError(f"the cache covers {count} tokens, input_ids only {len(ids)}")
         mask = torch.ones(count, dtype=torch.bool)
@@ -137,7 +142,7 @@ class KVSnapshot:
             if len(encoding) < len(real) or not torch.equal(encoding.ids[: len(real)], real):
                 raise UsageError("text= does not tokenise to input_ids; leave it out and it is decoded from them")
         end = int(encoding.spans[len(real) - 1, 1]) if len(real) else 0
-        covered = text if len(real) == len(encoding) else text[:end]
+        covered = text[:end]
         rows = torch.arange(count)[mask]
         layers = tuple({"k": _rows(k, rows), "v": _rows(v, rows)} for k, v in pairs)
         return cls(
@@ -234,6 +239,15 @@ def _pairs(cache: Any) -> list[tuple[Any, Any]]:
     if hasattr(cache, "layers"):
         return [(layer.keys, layer.values) for layer in cache.layers]
     return [(entry[0], entry[1]) for entry in cache]
+
+
+def _has_dropped(cache: Any, geometry: KVGeometry, count: int, tokens: int) -> bool:
+    """Whether layers of equal length hold other tokens than the first: they say so, or all slide and are just full."""
+    layers = getattr(cache, "layers", None)
+    if layers is not None and any(int(layer.get_seq_length()) != count for layer in layers):
+        return True
+    windows = [layer.window_tokens for layer in geometry.layers]
+    return layers is None and all(w is not None and count == w - 1 < tokens - 1 for w in windows)
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
