@@ -20,6 +20,8 @@ from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
 from kvbridge.probe import decoder_layers, probe
 from kvbridge.rope import Rotation, measure_rotation
 
+DECODE_CONTEXT, DECODE_PENDING = 4, 32
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -74,26 +76,34 @@ class Model:
         Special tokens that the tokenizer adds by itself spell nothing.
         """
         ids = token_ids.to("cpu", torch.int64).flatten()
-        added = set(self.tokenizer.all_special_ids)
         start = 1 if len(ids) and int(ids[0]) == self.tokenizer.bos_token_id else 0
-        decode = lambda part: self.tokenizer.decode(part, clean_up_tokenization_spaces=False)  # noqa: E731
-        text = decode(ids[start:])
+        text = self._decode(ids[start:])
         canonical = self.encode(text)
         if torch.equal(canonical.ids, ids):
             return text, canonical
-        ends, done, window = [0] * start, 0, start
-        for index in range(start, len(ids)):
-            piece = decode(ids[window : index + 1])
-            if piece.endswith("�"):
-                ends.append(done)
-                continue
-            if int(ids[index]) in added or index - window >= 8:
-                done, window = done + len(piece), index + 1
-                ends.append(done)
-            else:
-                ends.append(done + len(piece))
+        ends = [0] * start + self._ends(ids[start:])
         spans = torch.tensor([[a, b] for a, b in zip([0, *ends], ends, strict=False)], dtype=torch.int64).reshape(-1, 2)
         return text, Encoding(ids, _monotone(spans.clamp_max(len(text))))
+
+    def _decode(self, ids: Tensor) -> str:
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+    def _ends(self, ids: Tensor) -> list[int]:
+        """Characters that are settled once each of `ids` `[tokens]` is read: a character cut short is not yet one.
+
+        Each step decodes a short window twice and counts what it adds, so that what decoders do between tokens
+        (spaces, joined bytes) is done alike in both.
+        """
+        ends: list[int] = []
+        done = read = 0
+        for index in range(len(ids)):
+            window = max(0, read - DECODE_CONTEXT)
+            before, now = self._decode(ids[window:read]), self._decode(ids[window : index + 1])
+            settled = now.rstrip("�")
+            ends.append(done + max(0, len(settled) - len(before)))
+            if settled == now or index - read >= DECODE_PENDING:
+                done, read = done + len(now) - len(before), index + 1
+        return ends
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The model's own chat template over `messages`, with the generation prompt; raises UsageError without one."""
