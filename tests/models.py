@@ -121,7 +121,9 @@ def _trained(kind: str) -> Tokenizer:
     elif kind == "metaspace":
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()])
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
         trainer = trainers.BpeTrainer(
             vocab_size=VOCABULARY, special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))]
         )

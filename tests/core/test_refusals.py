@@ -228,7 +228,7 @@ def test_unicode_text_across_tokenizers_is_accepted():
 
 MISUSE = {
     "no model": lambda: Bridge(TRANSLATOR, sender=SENDER.model, receiver=RECEIVER),
-    "no translator": lambda: Bridge("a path", sender=SENDER, receiver=RECEIVER),
+    "no translator": lambda: bridge(asset="a path"),
     "nothing to continue": lambda: bridge().handoff(capture(SENDER, PROMPT)),
     "two things to continue": lambda: bridge().handoff(capture(SENDER, PROMPT), PROMPT, input_ids=torch.arange(9)),
     "all layers repaired": lambda: bridge().handoff(capture(SENDER, PROMPT), PROMPT, repair=RepairPlan(layers=4)),
@@ -241,7 +241,7 @@ MISUSE = {
     "capture an empty text": lambda: capture(SENDER, ""),
     "capture no ids": lambda: capture(SENDER, input_ids=torch.tensor([], dtype=torch.int64)),
     "unknown reason": lambda: Decision("discard", "because"),
-    "unknown verdict": lambda: Decision("maybe", "exact"),
+    "unknown verdict": lambda: replace(Decision("use", "exact"), verdict="maybe"),
     "cache of a refusal": lambda: bridge().handoff(capture(SENDER, PROMPT), "other").snapshot(),
 }
 

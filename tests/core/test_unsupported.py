@@ -98,7 +98,7 @@ def test_slow_tokenizers_are_refused():
     tokenizer = tiny_tokenizer()
 
     class Slow(PreTrainedTokenizerFast):
-        is_fast = False  # type: ignore[assignment]
+        is_fast = False
 
     slow = Slow(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(UnsupportedModel, match="fast tokenizer"):

@@ -1,0 +1,363 @@
+"""A cache as a value: in from transformers, out again, to disk and back, with padding and holes."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, StaticCache
+
+from kvbridge import Bridge, KVSnapshot, RepairPlan, capture
+from kvbridge.errors import CorruptFile, UsageError
+from kvbridge.geometry import digest_text
+from kvbridge.probe import cache_argument
+from tests.core.handoffs import PLANS, assert_exact, continued, identity, renamed
+from tests.models import EXACT_KINDS, TEXT, TOKENIZERS, UNICODE_TEXT, tiny, tiny_causal, wrapped
+
+PROMPT = TEXT[:180]
+
+
+def filled(kind, ids, **arguments) -> DynamicCache:
+    model, cache = tiny(kind).model, DynamicCache()
+    with torch.no_grad():
+        model(input_ids=ids, **cache_argument(model, cache), **arguments)
+    return cache
+
+
+def same_values(one: KVSnapshot, other: KVSnapshot) -> bool:
+    pairs = zip(one.layers, other.layers, strict=True)
+    return all(
+        ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours) for ours, theirs in pairs
+    )
+
+
+def test_capture_is_the_models_own_forward():
+    model = tiny("gemma3")
+    ids = model.encode(PROMPT).ids
+    cache = filled("gemma3", ids[None])
+    snapshot = capture(model, PROMPT)
+    assert torch.equal(snapshot.token_ids, ids)
+    assert torch.equal(snapshot.positions, torch.arange(len(ids)))
+    assert snapshot.text_digest == digest_text(PROMPT)
+    assert snapshot.characters == len(PROMPT)
+    assert len(snapshot) == len(ids)
+    assert snapshot.provenance.fidelity == "exact"
+    for layer, found in zip(cache.layers, snapshot.layers, strict=True):
+        assert torch.allclose(found["k"], layer.keys[0].transpose(0, 1), atol=1e-5)
+        assert torch.allclose(found["v"], layer.values[0].transpose(0, 1), atol=1e-5)
+    assert snapshot.nbytes == len(ids) * model.geometry.bytes_per_token
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+def test_to_a_transformers_cache_and_back(kind):
+    model = tiny(kind)
+    snapshot = capture(model, PROMPT)
+    cut = snapshot.select(torch.arange(len(snapshot) - 1))
+    out = model.model(snapshot.token_ids[None, -1:], **cache_argument(model.model, cut.to_cache(model)))
+    dense = model.model(snapshot.token_ids[None])
+    assert torch.allclose(out.logits[0, -1], dense.logits[0, -1], atol=1e-4)
+
+
+def test_from_pairs_equals_from_a_cache():
+    model = tiny("llama")
+    ids = model.encode(PROMPT).ids
+    cache = filled("llama", ids[None])
+    pairs = [(layer.keys, layer.values) for layer in cache.layers]
+    for form in (cache, pairs, tuple(pairs), [(k, v, None) for k, v in pairs]):
+        snapshot = KVSnapshot.from_cache(form, model, ids)
+        assert same_values(snapshot, KVSnapshot.from_cache(cache, model, ids[None]))
+        assert snapshot.text_digest == digest_text(PROMPT)
+
+
+class OldForward(torch.nn.Module):
+    def forward(self, input_ids, past_key_values=None): ...
+
+
+class NewForward(torch.nn.Module):
+    def forward(self, input_ids, cache=None): ...
+
+
+class WrappedForward(torch.nn.Module):
+    def forward(self, *args, **kwargs): ...
+
+    forward.__wrapped__ = NewForward.forward  # type: ignore[attr-defined]
+
+
+def test_old_and_new_keyword():
+    assert cache_argument(OldForward(), 1) == {"past_key_values": 1}
+    assert cache_argument(NewForward(), 1) == {"cache": 1}
+    assert cache_argument(WrappedForward(), 1) == {"cache": 1}
+    model = tiny("llama").model
+    (name,) = cache_argument(model, 1)
+    assert name in inspect.signature(inspect.unwrap(type(model).forward)).parameters
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+def test_left_padding_is_left_out(kind):
+    model = tiny(kind)
+    ids = model.encode(PROMPT).ids
+    padded = torch.cat((torch.zeros(5, dtype=torch.int64), ids))[None]
+    mask = torch.cat((torch.zeros(5, dtype=torch.int64), torch.ones(len(ids), dtype=torch.int64)))[None]
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    cache = filled(kind, padded, attention_mask=mask, position_ids=positions)
+    snapshot = KVSnapshot.from_cache(cache, model, padded, attention_mask=mask)
+    plain = capture(model, PROMPT)
+    assert torch.equal(snapshot.token_ids, ids)
+    assert torch.equal(snapshot.positions, plain.positions)
+    assert torch.equal(snapshot.spans, plain.spans)
+    assert snapshot.text_digest == plain.text_digest
+    for ours, theirs in zip(snapshot.layers, plain.layers, strict=True):
+        assert all(torch.allclose(ours[n], theirs[n], atol=1e-4) for n in ours)
+
+
+def test_after_generate_the_last_token_is_not_cached():
+    model = tiny("llama")
+    ids = model.encode(PROMPT).ids[None]
+    out = model.model.generate(ids, max_new_tokens=12, do_sample=False, return_dict_in_generate=True)
+    snapshot = KVSnapshot.from_cache(out.past_key_values, model, out.sequences)
+    assert len(snapshot) == out.sequences.shape[1] - 1
+    assert torch.equal(snapshot.token_ids, out.sequences[0, :-1])
+    handoff = Bridge(None, sender=model, receiver=model).handoff(snapshot, input_ids=out.sequences)
+    assert handoff.decision.reason == "exact", str(handoff.decision)
+    assert_exact(handoff, continued(model, out.sequences[0]))
+
+
+def test_what_from_cache_refuses():
+    model = tiny("mistral_sliding")
+    ids = model.encode(PROMPT).ids
+    sliding = tiny("gemma3")
+    short = DynamicCache(config=sliding.model.config)
+    sliding.model(sliding.encode(PROMPT).ids[None], past_key_values=short)
+    with pytest.raises(UsageError, match="sliding layers have dropped"):
+        KVSnapshot.from_cache(short, sliding, sliding.encode(PROMPT).ids)
+    cache = filled("mistral_sliding", ids[None])
+    with pytest.raises(UsageError, match="input_ids only 5"):
+        KVSnapshot.from_cache(cache, model, ids[:5])
+    with pytest.raises(UsageError, match="text="):
+        KVSnapshot.from_cache(cache, model, ids, text="something else")
+    with pytest.raises(UsageError, match="layers without keys"):
+        KVSnapshot.from_cache(DynamicCache(config=model.model.config), model, ids)
+    with pytest.raises(UsageError, match="filled"):
+        KVSnapshot.from_cache(DynamicCache(), model, ids)
+    two = filled("mistral_sliding", ids[None].repeat(2, 1))
+    with pytest.raises(UsageError, match="one request"):
+        KVSnapshot.from_cache(two, model, ids)
+    pairs = [(layer.keys, layer.values) for layer in cache.layers]
+    with pytest.raises(UsageError, match="4 layers"):
+        KVSnapshot.from_cache(pairs[:3], model, ids)
+
+
+def test_a_cache_whose_every_layer_slides_is_refused():
+    """All layers dropped the same tokens: the lengths agree, and nothing says which tokens are left."""
+    model = tiny("mistral_sliding")
+    ids = model.encode(PROMPT).ids
+    cache = DynamicCache(config=model.model.config)
+    model.model(ids[None], past_key_values=cache)
+    assert {layer.keys.shape[2] for layer in cache.layers} == {7}
+    with pytest.raises(UsageError, match="not the first ones"):
+        KVSnapshot.from_cache(cache, model, ids)
+    pairs = [(layer.keys, layer.values) for layer in cache.layers]
+    with pytest.raises(UsageError, match="not the first ones"):
+        KVSnapshot.from_cache(pairs, model, ids)
+
+
+def test_static_caches_are_refused():
+    model = tiny("llama")
+    ids = model.encode(PROMPT).ids
+    cache = StaticCache(config=model.model.config, max_cache_len=len(ids))
+    model.model(ids[None, :-4], past_key_values=cache)
+    with pytest.raises(UsageError, match="static"):
+        KVSnapshot.from_cache(cache, model, ids)
+
+
+def test_a_short_prompt_within_every_window_is_accepted():
+    model = tiny("mistral_sliding")
+    ids = model.encode(PROMPT).ids[:6]
+    cache = DynamicCache(config=model.model.config)
+    model.model(ids[None], past_key_values=cache)
+    assert len(KVSnapshot.from_cache(cache, model, ids)) == 6
+
+
+@pytest.mark.parametrize("field", ["positions", "spans", "order", "negative", "layers", "shape"])
+def test_a_snapshot_is_checked_at_construction(field):
+    snapshot = capture(tiny("llama"), PROMPT[:40])
+    bad = {
+        "positions": {"positions": snapshot.positions[:-1]},
+        "spans": {"spans": snapshot.spans[:, :1]},
+        "order": {"positions": snapshot.positions.flip(0)},
+        "negative": {"positions": snapshot.positions - 1},
+        "layers": {"layers": snapshot.layers[:-1]},
+        "shape": {
+            "layers": ({"k": snapshot.layers[0]["k"][:, :1], "v": snapshot.layers[0]["v"]}, *snapshot.layers[1:])
+        },
+    }[field]
+    with pytest.raises(UsageError):
+        replace(snapshot, **bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_save_and_load_bit_equal(tmp_path, dtype):
+    model = wrapped(tiny_causal("llama", dtype=dtype))
+    whole = capture(model, UNICODE_TEXT)
+    for number, snapshot in enumerate((whole, whole.select(torch.tensor([0, 3, 4, 9])))):
+        path = tmp_path / f"{number}.safetensors"
+        snapshot.save(path)
+        found = KVSnapshot.load(path)
+        assert same_values(snapshot, found)
+        for name in ("token_ids", "positions", "spans"):
+            assert torch.equal(getattr(snapshot, name), getattr(found, name))
+        for name in ("text_digest", "characters", "geometry", "provenance"):
+            assert getattr(snapshot, name) == getattr(found, name)
+        assert found.geometry.digest == model.geometry.digest
+        snapshot.save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors", "again"]
+    handoff = Bridge(None, sender=model, receiver=model).handoff(
+        KVSnapshot.load(tmp_path / "0.safetensors"), UNICODE_TEXT
+    )
+    assert handoff.decision.reason == "exact"
+
+
+def test_a_missing_file_is_corrupt(tmp_path):
+    with pytest.raises(CorruptFile):
+        KVSnapshot.load(tmp_path / "none")
+
+
+def holes_of(snapshot: KVSnapshot, *left_out: int) -> KVSnapshot:
+    return snapshot.select(torch.tensor([i for i in range(len(snapshot)) if i not in left_out]))
+
+
+@pytest.mark.parametrize("left_out", [(9,), (0, 1, 2, 20, 21, 40), tuple(range(30, 60)), tuple(range(1, 60, 2))])
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+def test_holes_are_recomputed(kind, left_out):
+    model = tiny(kind)
+    snapshot = holes_of(capture(model, PROMPT), *left_out)
+    assert len(snapshot) == len(model.encode(PROMPT)) - len(left_out)
+    with pytest.raises(UsageError, match="holes"):
+        snapshot.to_cache(model)
+    expected = continued(model, model.encode(PROMPT).ids)
+    handoff = Bridge(None, sender=model, receiver=model).handoff(snapshot, PROMPT)
+    assert handoff.decision.reason == "exact"
+    assert_exact(handoff, expected)
+    sender = renamed(model)
+    through = Bridge(identity(sender, model), sender=sender, receiver=model)
+    translated = through.handoff(holes_of(capture(sender, PROMPT), *left_out), PROMPT, repair=RepairPlan(layers=0))
+    assert_exact(translated, expected)
+    repaired = [t for t in left_out if t >= 4]
+    assert all(translated.provenance.at(2, t) == "repaired" for t in repaired)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+def test_snapshot_of_a_prefix(kind, plan):
+    """The conversation went on: what the snapshot does not reach is recomputed."""
+    model = tiny(kind)
+    sender = renamed(model)
+    expected = continued(model, model.encode(TEXT).ids)
+    for length in (90, 150):
+        handoff = Bridge(identity(sender, model), sender=sender, receiver=model).handoff(
+            capture(sender, TEXT[:length]), TEXT, repair=PLANS[plan]
+        )
+        assert_exact(handoff, expected)
+        own = Bridge(None, sender=model, receiver=model).handoff(
+            capture(model, TEXT[:length]), TEXT, repair=PLANS[plan]
+        )
+        assert_exact(own, expected)
+
+
+def test_cut_of_a_translation_is_refused():
+    model = tiny("llama")
+    sender = renamed(model)
+    done = Bridge(identity(sender, model), sender=sender, receiver=model).handoff(capture(sender, PROMPT), PROMPT)
+    with pytest.raises(UsageError, match="own cache"):
+        done.snapshot().select(torch.arange(5))
+
+
+def test_an_exact_handoff_can_be_handed_over_again():
+    model = tiny("gemma3")
+    bridge = Bridge(None, sender=model, receiver=model)
+    first = bridge.handoff(capture(model, PROMPT), PROMPT)
+    snapshot = first.snapshot()
+    assert snapshot.provenance.depth == 0
+    again = bridge.handoff(snapshot, PROMPT)
+    assert_exact(again, continued(model, model.encode(PROMPT).ids))
+
+
+def test_to_cache_is_of_its_own_model():
+    with pytest.raises(UsageError, match="not of"):
+        capture(tiny("llama"), PROMPT).to_cache(tiny("llama", seed=1))
+
+
+def spelled(tokenizer, ids: list[int]) -> list[int]:
+    """Oracle: characters settled once each token is read, by decoding every prefix from the start."""
+    ends: list[int] = []
+    for stop in range(1, len(ids) + 1):
+        settled = tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False).rstrip("�")
+        ends.append(max([len(settled), *ends[-1:]]))
+    return ends
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("seed", range(6))
+def test_generated_ids_have_the_spans_they_spell(kind, seed):
+    model = tiny("llama", tokenizer=kind)
+    draw = torch.Generator().manual_seed(seed)
+    if seed < 3:
+        ids = torch.randint(4, len(model.tokenizer), (60,), generator=draw)
+    else:
+        pieces = [model.tokenizer(c, add_special_tokens=False)["input_ids"] for c in UNICODE_TEXT + PROMPT]
+        ids = torch.tensor([i for piece in pieces for i in piece][seed * 7 :])
+    text, encoding = model.encode_ids(ids)
+    assert text == model.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    assert torch.equal(encoding.ids, ids)
+    assert encoding.spans[:, 1].tolist() == spelled(model.tokenizer, ids.tolist())
+    assert bool((encoding.spans[1:, 1] >= encoding.spans[:-1, 1]).all())
+    assert bool((encoding.spans[:, 0] <= encoding.spans[:, 1]).all())
+    assert int(encoding.spans[-1, 1]) <= len(text)
+    assert seed < 3 or int(encoding.spans[-1, 1]) == len(text)
+
+
+def test_a_text_that_stops_within_a_character_is_a_prefix_of_the_whole():
+    model = tiny("llama")
+    text = PROMPT + " 漢"
+    ids = model.encode(text).ids
+    snapshot = capture(model, input_ids=ids[:-1])
+    assert snapshot.characters == len(text) - 1
+    handoff = Bridge(None, sender=model, receiver=model).handoff(snapshot, text)
+    assert handoff.decision.reason == "exact", str(handoff.decision)
+    assert_exact(handoff, continued(model, ids))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_canonical_ids_have_the_tokenizers_own_spans(kind):
+    model = tiny("llama", tokenizer=kind)
+    encoding = model.encode(PROMPT)
+    text, found = model.encode_ids(encoding.ids)
+    if kind != "wordpiece":
+        assert text == PROMPT
+        assert torch.equal(found.spans, encoding.spans)
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_spans_never_go_back_and_end_with_the_text(text):
+    for kind in ("bytes", "bos"):
+        encoding = tiny("llama", tokenizer=kind).encode(text)
+        ends = encoding.spans[:, 1].tolist()
+        assert ends == sorted(ends)
+        if text:
+            assert ends[-1] == len(text)
+
+
+def test_special_tokens_amid_generated_ids():
+    model = tiny("llama", tokenizer="bos")
+    words = model.tokenizer("river rose", add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([1, *words, 2, 1, *words])
+    text, encoding = model.encode_ids(ids)
+    assert text == "river rose</s><s>river rose"
+    assert encoding.spans[0].tolist() == [0, 0]
+    assert encoding.spans[:, 1].tolist()[1:] == spelled(model.tokenizer, ids[1:].tolist())
