@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -13,7 +14,8 @@ from typing import BinaryIO
 
 from kvbridge.errors import CorruptFile, Refused
 from kvbridge.files import MAX_JSON_BYTES, SUMS, Header, parse_json, parse_sums, read_safetensors_header
-from kvbridge.manifest import MAX_TENSORS, Manifest, check_tensors, expected_shapes, read_maps
+from kvbridge.geometry import digest_json
+from kvbridge.manifest import MAX_TENSORS, Manifest, check_controls, check_tensors, expected_shapes
 from kvbridge.registry.finite import FiniteScan
 from kvbridge.registry.records import Record, record_of
 
@@ -102,14 +104,14 @@ def admit(
     name: str,
     policy: Policy,
     *,
-    bound_to: Manifest | None = None,
+    bound_to: tuple[str, Manifest] | None = None,
     sink: Sink = lambda _: Writer(),
     progress: Progress = lambda done, total: None,
 ) -> Admitted:
     """Checks an object given as file name → path and feeds its bytes to `sink`; `name` is for messages.
 
     Every file is opened once, links and special files are refused, and what is hashed and checked is what the sink
-    gets. `bound_to` is the manifest of the translator that a control set must fit. Raises CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
+    gets. `bound_to` is digest and manifest of the translator that a control set must fit. Raises CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
     """
     kind = kind_of(frozenset(files))
     spec = KINDS[kind]
@@ -140,18 +142,40 @@ def admit(
             file, size = opened[spec.weights]
             where = f"{name}/{spec.weights}"
             header = read_safetensors_header(file, size, where, max_tensors=policy.max_tensors)
-            maps = None if manifest is None else manifest.maps
-            if manifest is not None and size != manifest.weights_bytes:
-                raise CorruptFile(f"{where}: {size} bytes, the manifest says {manifest.weights_bytes}")
-            if kind == "controls" and bound_to is not None and isinstance(body, dict):
-                maps = read_maps(body.get("maps"), bound_to.sender, bound_to.receiver, name)
-            owner = manifest or bound_to
-            if maps is not None and owner is not None:
-                check_tensors(header, expected_shapes(maps, owner.sender, owner.receiver), where)
+            _check_weights(header, size, kind, body, manifest, bound_to, where)
             found = _stream(file, size, header, sink(spec.weights), where, lambda n: progress(done + n, total))
             _same(found, sums[spec.weights], where)
         progress(total, total)
     return Admitted(record, manifest)
+
+
+def _check_weights(
+    header: Header,
+    size_bytes: int,
+    kind: str,
+    body: object,
+    manifest: Manifest | None,
+    bound_to: tuple[str, Manifest] | None,
+    name: str,
+) -> None:
+    """Raises CorruptFile unless the header holds exactly what the description says, and names it."""
+    if manifest is not None:
+        if size_bytes != manifest.weights_bytes:
+            raise CorruptFile(f"{name}: {size_bytes} bytes, the manifest says {manifest.weights_bytes}")
+        check_tensors(header, expected_shapes(manifest.maps, manifest.sender, manifest.receiver), name)
+        numbers = sum(math.prod(shape) for _, shape, _ in header.tensors.values())
+        if numbers != manifest.body["parameters"]:
+            raise CorruptFile(f"{name}: {numbers} parameters, the manifest says {manifest.body['parameters']}")
+        binding = manifest.binding
+    elif kind == "controls" and bound_to is not None:
+        digest, asset = bound_to
+        _, maps = check_controls(body, digest, asset, name)
+        check_tensors(header, expected_shapes(maps, asset.sender, asset.receiver), name)
+        binding = digest_json(body)
+    else:
+        return
+    if header.metadata != {"kvbridge": binding}:
+        raise CorruptFile(f"{name}: these weights are not of this manifest; fetch or fit it again")
 
 
 def _open(path: Path, name: str, most: int, stack: ExitStack) -> tuple[BinaryIO, int]:

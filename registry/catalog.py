@@ -142,7 +142,7 @@ class Catalog:
             return key, stamp, None, None, f"damaged: {error}"
         if ref is None:
             return key, "", None, None, "vanished"
-        body = json.dumps([ref.kind, ref.scope, ref.tag, ref.digest, ref.signed_version, ref.origin])
+        body = json.dumps([ref.kind, ref.scope, ref.tag, ref.digest, ref.signed_version, ref.origin, ref.label])
         return key, stamp, ref.digest, body, None
 
     def _object_row(self, digest: str) -> tuple:
@@ -208,5 +208,5 @@ def _stamp(entry: os.DirEntry[str], now_ns: int) -> str | None:
 
 
 def _ref(body: list) -> Ref:
-    kind, scope, tag, digest, version, origin = body
-    return Ref(kind, tuple(scope), tag, digest, version, origin)
+    kind, scope, *rest = body
+    return Ref(kind, tuple(scope), *rest)

@@ -11,6 +11,7 @@ from kvbridge.errors import CorruptFile, UnknownSchema
 from kvbridge.geometry import KVGeometry
 from kvbridge.manifest import Manifest
 
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 CALIBRATION_SCHEMA = "kvbridge.calibration/1"
 SIGNATURE_SCHEMA = "kvbridge.signature/1"
@@ -70,7 +71,8 @@ def record_of(kind: str, digest: str, size_bytes: int, body: Any, name: str) -> 
     manifest = Manifest.from_json(body, name)
     for side in (manifest.sender, manifest.receiver):
         check_name(side.model_id, name)
-        check_name(side.commit or "-", name)
+        if side.commit and not COMMIT.fullmatch(side.commit):
+            raise CorruptFile(f"{name}: {side.commit[:80]!r} is no full commit; branches are resolved before fitting")
     record = Record(
         digest,
         kind,
@@ -103,7 +105,7 @@ def mean_scores(scores: dict[str, Any], name: str) -> dict[str, float | None]:
 def check_name(text: str, name: str) -> None:
     """Raises CorruptFile for a model name that is empty, long, or holds control characters or lone surrogates."""
     if not 0 < len(text) <= 256 or not text.isprintable():
-        raise CorruptFile(f"{name}: {text[:40]!r} cannot be a model's name or commit")
+        raise CorruptFile(f"{name}: {text[:40]!r} cannot be a model's name")
 
 
 def _bound_to(kind: str, body: Any, name: str) -> str:

@@ -28,7 +28,7 @@ class Ref:
 
     A translator is named by (sender geometry, receiver geometry, tag), an attachment by (translator digest, kind,
     tag): `kind`, `scope` and `tag`. `signed_version` is the version of the signed statement it was admitted with,
-    `origin` where it was pulled from.
+    `origin` where it was pulled from, `label` the pair's names for people.
     """
 
     kind: str
@@ -37,6 +37,7 @@ class Ref:
     digest: str
     signed_version: int | None = None
     origin: str | None = None
+    label: str = ""
 
     @property
     def key(self) -> str:
@@ -55,7 +56,7 @@ class Ref:
             if body.pop("schema") != REF_SCHEMA:
                 raise ValueError("another schema")
             ref = cls(**{**body, "scope": tuple(str(s) for s in body["scope"])})
-            texts = (ref.kind, ref.tag, ref.digest)
+            texts = (ref.kind, ref.tag, ref.digest, ref.label)
             if any(type(t) is not str for t in texts) or not DIGEST.fullmatch(ref.digest):
                 raise ValueError("kind, tag and digest must be strings")
             if type(ref.signed_version) not in (int, type(None)) or type(ref.origin) not in (str, type(None)):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, StoreError, UsageError
-from kvbridge.files import SUMS, read_json, sync_folder
+from kvbridge.files import SUMS, read_json, sync_folder, verify_folder
 from kvbridge.geometry import KVGeometry
 from kvbridge.manifest import Manifest
 from kvbridge.registry.admission import KINDS, Admitted, Policy, Progress, admit, folder_files, kind_of
@@ -70,10 +70,7 @@ class LocalStore:
             )
 
         def ref_of(record: Record) -> Ref:
-            if record.sender is None or record.receiver is None:
-                raise StoreError(f"{name}: a translator without its pair")
-            scope = (record.sender.geometry, record.receiver.geometry)
-            ref = Ref("translator", scope, tag, record.digest, origin=origin)
+            ref = replace(_translator_ref(record, tag), origin=origin)
             return replace(ref, signed_version=self._check_signature(ref, signature))
 
         ref = self._publish(files, name, ref_of, None, progress)
@@ -99,7 +96,11 @@ class LocalStore:
         translator = record.translator or ""
         manifest = self.manifest(translator)
         return self._publish(
-            files, name, lambda r: Ref(kind, (r.translator or "",), tag, r.digest), (translator, manifest), progress
+            files,
+            name,
+            lambda r: Ref(kind, (r.translator or "",), tag, r.digest, label=f"{kind} of {translator[:12]}"),
+            (translator, manifest),
+            progress,
         )
 
     def _publish(
@@ -140,8 +141,7 @@ class LocalStore:
             return writers[-1]
 
         try:
-            manifest = None if bound_to is None else bound_to[1]
-            admitted = admit(files, name, self.policy, bound_to=manifest, sink=sink, progress=progress)
+            admitted = admit(files, name, self.policy, bound_to=bound_to, sink=sink, progress=progress)
         finally:
             for writer in writers:
                 writer.abandon()
@@ -188,6 +188,14 @@ class LocalStore:
         ref = self.ref(kind, (translator,), tag)
         return None if ref is None else self.path(ref.digest)
 
+    def bound(self, translator: str) -> list[Ref]:
+        """References of everything that is bound to a translator, sorted by kind and tag."""
+        with disk_errors("reading the store's names"):
+            refs, _ = self._refs.all()
+        return sorted(
+            (r for r in refs if r.kind != "translator" and r.scope == (translator,)), key=lambda r: (r.kind, r.tag)
+        )
+
     def ref(self, kind: str, scope: tuple[str, ...], tag: str = "main") -> Ref | None:
         """The reference of that name as it stands on disk now, None where there is none."""
         with disk_errors(f"reading tag {tag}"):
@@ -226,7 +234,7 @@ class LocalStore:
         if DIGEST.fullmatch(name.ljust(64, "0")) and len(name) >= 6:
             found = {e.ref.digest: e for e in reversed(entries) if e.ref is not None and e.ref.digest.startswith(name)}
         else:
-            found = {e.ref.key: e for e in entries if e.ref is not None and name in _names(e)}
+            found = {e.ref.key: e for e in entries if e.ref is not None and name in _names(e.ref)}
         if not found:
             raise NotInStore(
                 f"{name[:200]}: no such asset; expected SENDER..RECEIVER[@TAG] or a digest, see `kvbridge registry ls`"
@@ -237,34 +245,33 @@ class LocalStore:
         return next(iter(found.values()))
 
     def verify(self, digest: str) -> Record:
-        """Reads an object whole; one that fails goes to the quarantine. Raises CorruptFile with the reason.
+        """Reads an object whole and admits it again; one that fails its digest goes to the quarantine.
 
-        A file that cannot be read for another reason than its content stays where it is.
+        Raises CorruptFile with the reason. What cannot be read, or is refused for another reason than its digest
+        (another kvbridge may take it), stays where it is.
         """
         folder = self.path(digest)
         try:
             record = admit(folder_files(folder), str(folder), _ANY).record
-            if record.digest != digest:
-                raise CorruptFile(f"{folder}: {SUMS} has digest {record.digest}")
+            if record.digest == digest:
+                return record
+            problem: Exception = CorruptFile(f"{folder}: {SUMS} has digest {record.digest}")
         except OSError as error:
             raise StoreError(f"{folder}: cannot be read: {error.strerror}; check the disk") from error
         except (FileError, Refused) as error:
-            if isinstance(error.__cause__, OSError):
+            if isinstance(error.__cause__, OSError) or _intact(folder, digest):
                 raise
-            with disk_errors(f"setting {digest[:12]} aside"):
-                aside = self._disk.set_aside(digest, str(error))
-            self._catalog.refresh()
-            raise CorruptFile(f"{error}; moved to {aside}; publish or pull it again") from error
-        return record
+            problem = error
+        with disk_errors(f"setting {digest[:12]} aside"):
+            aside = self._disk.set_aside(digest, str(problem))
+        self._catalog.refresh()
+        raise CorruptFile(f"{problem}; moved to {aside}; publish or pull it again") from problem
 
     # Changing
 
     def tag(self, digest: str, tag: str) -> Ref:
         """Gives a translator in the store one more tag; copies nothing."""
-        record = self._describe(self.path(digest).name)
-        if record.sender is None or record.receiver is None:
-            raise UsageError(f"{digest}: expected a translator, found a {record.kind}")
-        ref = Ref("translator", (record.sender.geometry, record.receiver.geometry), check_tag(tag), digest)
+        ref = _translator_ref(self._describe(self.path(digest).name), check_tag(tag))
         with disk_errors(f"tagging {digest[:12]}"), self._disk.stage() as stage:
             self._refs.draft(ref, stage)
             self.path(digest)
@@ -312,15 +319,25 @@ def _source(source: str | Path | Mapping[str, Path]) -> tuple[Mapping[str, Path]
     return folder_files(Path(source)), str(source)
 
 
+def _intact(folder: Path, digest: str) -> bool:
+    """Whether a folder is byte for byte what has this digest, whatever its content is worth."""
+    try:
+        return verify_folder(folder, required=frozenset(folder_files(folder)) - {SUMS}) == digest
+    except FileError:
+        return False
+
+
 def _order(entry: Entry) -> tuple:
-    sides = () if entry.record is None or entry.record.sender is None else (entry.record.sender.model_id,)
-    receiver = () if entry.record is None or entry.record.receiver is None else (entry.record.receiver.model_id,)
-    return (not sides, sides, receiver, ("", "") if entry.ref is None else (entry.ref.kind, entry.ref.tag))
+    ref = entry.ref
+    return (True, "", "", "") if ref is None else (ref.kind != "translator", ref.label, ref.kind, ref.tag)
 
 
-def _names(entry: Entry) -> set[str]:
-    record, ref = entry.record, entry.ref
-    if record is None or ref is None or record.sender is None or record.receiver is None:
-        return set()
-    pair = f"{record.sender.model_id}..{record.receiver.model_id}"
-    return {f"{pair}@{ref.tag}", *([pair] if ref.tag == "main" else [])}
+def _names(ref: Ref) -> set[str]:
+    return {f"{ref.label}@{ref.tag}", *([ref.label] if ref.tag == "main" else [])} if ref.label else set()
+
+
+def _translator_ref(record: Record, tag: str) -> Ref:
+    if record.sender is None or record.receiver is None:
+        raise UsageError(f"{record.digest}: expected a translator, found a {record.kind}")
+    scope = (record.sender.geometry, record.receiver.geometry)
+    return Ref("translator", scope, tag, record.digest, label=f"{record.sender.model_id}..{record.receiver.model_id}")

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from kvbridge.files import publish_folder
-from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
+from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
 from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, GroupEntry, Manifest, MapEntry, expected_shapes, model_card
 
 
@@ -60,7 +60,6 @@ def files(
         name: random.standard_normal(shape).astype(dtype)
         for name, shape in expected_shapes(entries, sender, receiver).items()
     }
-    weights = save(tensors)
     layers = sorted({e.layer for e in entries})
     body: dict[str, Any] = {
         "schema": SCHEMA,
@@ -75,12 +74,13 @@ def files(
         "corpus_digest": "c" * 64,
         "splits": {"test": {"documents": 1, "rows": 8}},
         "scores": {
+            "split": "test",
             "layers": layers,
             "k_r2": [0.7 for _ in layers],
             "v_r2": [0.6 for _ in layers],
             "attention_cosine": [0.9 for _ in layers],
         },
-        "weights_bytes": len(weights),
+        "weights_bytes": 0,
         "parameters": sum(t.size for t in tensors.values()),
         "licences": {"sender": sender.licence, "receiver": receiver.licence},
         "marks": [],
@@ -88,6 +88,8 @@ def files(
     }
     if change is not None:
         change(body)
+    weights = save(tensors, metadata={"kvbridge": Manifest(body, sender, receiver, entries).binding})
+    body["weights_bytes"] = len(weights)
     card = model_card(Manifest(body, sender, receiver, entries))
     return {"manifest.json": json.dumps(body).encode(), "weights.safetensors": weights, "README.md": card.encode()}
 
@@ -111,5 +113,11 @@ def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
         "receiver_features": "embeddings",
         "maps": [entry.to_json() for entry in entries],
     }
-    publish_folder(path, {"manifest.json": json.dumps(body).encode(), "controls.safetensors": save(tensors)})
+    publish_folder(
+        path,
+        {
+            "manifest.json": json.dumps(body).encode(),
+            "controls.safetensors": save(tensors, metadata={"kvbridge": digest_json(body)}),
+        },
+    )
     return path
