@@ -241,7 +241,7 @@ MISUSE = {
     "capture an empty text": lambda: capture(SENDER, ""),
     "capture no ids": lambda: capture(SENDER, input_ids=torch.tensor([], dtype=torch.int64)),
     "unknown reason": lambda: Decision("discard", "because"),
-    "unknown verdict": lambda: replace(Decision("use", "exact"), verdict="maybe"),
+    "unknown verdict": lambda: Decision(*("maybe", "exact")),  # type: ignore[arg-type]
     "cache of a refusal": lambda: bridge().handoff(capture(SENDER, PROMPT), "other").snapshot(),
 }
 
