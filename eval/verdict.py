@@ -66,10 +66,13 @@ class Contrast:
         return self.documents >= rules.documents_min and self.difference.below(0)
 
     def words(self) -> str:
-        unit, scale = ("nats per character", 1.0) if self.metric == "loss" else ("points", 100.0)
-        found = self.difference
-        ci = f" [{found.low * scale:+.3g}, {found.high * scale:+.3g}]" if found.known else " (no interval)"
-        return f"{found.estimate * scale:+.3g}{ci} {unit} in {self.task}, n = {self.items}"
+        unit, scale, places = ("nats per character", 1, 4) if self.metric == "loss" else ("points", 100, 1)
+        low, found, high = (
+            f"{value * scale:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+            for value in (self.difference.low, self.difference.estimate, self.difference.high)
+        )
+        ci = f"[{low}, {high}]" if self.difference.known else "(no interval)"
+        return f"{found} {ci} {unit} in {self.task}, n = {self.items}"
 
     def as_dict(self, rules: Rules) -> dict[str, Any]:
         return {

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvbridge.errors import EvalError
+from kvbridge.eval import coverage
 from kvbridge.eval.bootstrap import METHODS, cluster_sums, ratio_interval, resampled, standard_error
 from kvbridge.eval.coverage import Scenario, simulate
 
@@ -143,6 +146,18 @@ def test_documents_that_all_agree_give_a_point() -> None:
 def test_bad_input_is_refused(n: list, d: list, clusters: list, words: str) -> None:
     with pytest.raises(EvalError, match=words):
         ratio_interval(n, d, clusters)
+
+
+def test_the_coverage_command_prints_every_scenario(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["coverage", "--repetitions", "2", "--documents", "20", "--json"])
+    with pytest.raises(SystemExit):
+        coverage.main()
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == len(list(coverage.scenarios()))
+    assert {"statistic", "sizes", "p", "documents", "studentised"} <= found[0].keys()
+    assert all(0 <= case["studentised"] <= 1 for case in found)
 
 
 @pytest.mark.parametrize("statistic", ["accuracy", "paired difference", "recovery"])

@@ -182,6 +182,15 @@ def test_a_share_stays_in_its_range_and_falls_back_to_wilson() -> None:
     assert 0.9 < found.low < found.estimate < found.high <= 1.0
 
 
+def test_a_share_whose_interval_would_pass_one_is_cut() -> None:
+    values, clusters = np.ones(60), [f"d{i // 3}" for i in range(60)]
+    values[0] = 0
+    assert ours.mean(values, clusters).high > 1
+    assert ours.proportion(values, clusters).high == 1.0
+    conditional = ours.identity(values, np.zeros(60), clusters).gain_given_wrong
+    assert known(conditional).high == 1.0
+
+
 def test_the_difference_is_that_of_the_means() -> None:
     a, b = binary(0.7, 200, 1), binary(0.5, 200, 2)
     found = ours.difference(a, b, CLUSTERS)

@@ -78,6 +78,16 @@ def test_the_figures_are_those_of_a_plain_loop(rows_of: MakeRows) -> None:
     assert found["no_context"]["recovery"] == 0.0
 
 
+def test_kl_and_agreement_are_means_over_positions_not_items(rows_of: MakeRows) -> None:
+    rows = [replace(r, tokens=1 + index % 60) if r.loss is not None else r for index, r in enumerate(rows_of())]
+    scored = [r for r in rows if (r.condition, r.task) == ("translated", "continuation")]
+    weight = sum(r.tokens for r in scored)
+    found = summarise(rows)["conditions"]["translated"]
+    assert found["kl"] == pytest.approx(sum((r.kl or 0) * r.tokens for r in scored) / weight, rel=1e-5)
+    assert found["agreement"] == pytest.approx(sum((r.agreement or 0) * r.tokens for r in scored) / weight, rel=1e-5)
+    assert found["loss_per_token"] == pytest.approx(sum(r.loss or 0 for r in scored) / weight, rel=1e-5)
+
+
 def test_recovery_and_the_sender_are_compared_per_character(rows_of: MakeRows) -> None:
     """A sender that scored each continuation with one more character of the same loss rate keeps its figures."""
     rows = rows_of()
@@ -142,6 +152,16 @@ def test_failed_excluded_and_missing_rows_are_counted_and_change_nothing_else(ro
     left = [row for row in rows if row.item not in ("d000i0", "d000i1") or row.task == "recall"]
     assert recovery == summarise(left)["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
     assert found["denominators"]["cascading"]["recall"]["translated"]["n"] == 119
+
+
+def test_a_row_that_failed_late_keeps_its_figures_out_of_every_mean(rows_of: MakeRows) -> None:
+    rows = rows_of(documents=12)
+    half = [replace(r, status="failed", reason="cut") if r.document == "doc-3" else r for r in rows]
+    without = [r for r in rows if r.document != "doc-3"]
+    found, expected = summarise(half), summarise(without)
+    assert found["conditions"] == expected["conditions"]
+    assert found["denominators"] == expected["denominators"]
+    assert found["counts"]["failed"] == len(rows) - len(without)
 
 
 def test_one_item_gives_figures_without_intervals(rows_of: MakeRows) -> None:

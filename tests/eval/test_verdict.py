@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -87,6 +88,13 @@ def test_only_the_gate_gains(rows_of: MakeRows) -> None:
     assert summarise(rows)["verdict"] == "translate behind the gate"
     refusing = [replace(r, verdict="discard") if r.condition == "gated" else r for r in rows]
     assert summarise(refusing)["verdict"] == "cascade instead"
+
+
+def test_a_difference_reads_with_its_interval_unit_and_count(rows_of: MakeRows) -> None:
+    headline = summarise(rows_of(recovered=GOOD | {"token_only": 0.98}, correct=GOOD_RECALL))["headline"]
+    assert re.search(
+        r"token_only: −0\.00\d\d \[−0\.\d{4}, [−+]0\.\d{4}\] nats per character in continuation, n = 120", headline
+    )
 
 
 def test_a_translation_dearer_than_a_prefill_means_prefill(rows_of: MakeRows) -> None:
