@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 
 from kvbridge.errors import NotInStore, Refused, TransferFailed
 from kvbridge.files import SUMS
+from kvbridge.geometry import digest_json
 from kvbridge.registry.admission import KINDS, Progress
 from kvbridge.registry.disk import disk_errors, remove_tree
 from kvbridge.registry.refs import Ref, check_tag
@@ -50,23 +51,28 @@ class Hub:
     def push(
         self, store: LocalStore, digest: str, repo: str, *, tag: str | None = None, private: bool | None = None
     ) -> Pushed:
-        """Uploads a translator and everything bound to it in one commit, then tags it (by default with its digest).
+        """Uploads a translator and everything bound to it in one commit, then tags it (by default with its content).
 
-        The object is verified first. A tag that stands for another commit is never moved, and a commit that came
+        Objects are verified first. A tag that stands for another commit is never moved, and a commit that came
         between is not overwritten: both raise TransferFailed.
         """
-        tag = check_tag(tag or f"kvbridge-{digest[:12]}")
         if store.verify(digest).kind != "translator":
             raise NotInStore(f"{digest}: expected a translator; what is bound to it goes with it")
         wanted = {path.name: path for path in store.path(digest).iterdir()}
         for ref in store.bound(digest):
             store.verify(ref.digest)
             wanted |= {f"{ref.kind}/{ref.tag}/{path.name}": path for path in store.path(ref.digest).iterdir()}
+        content = digest_json({name: path.parent.name for name, path in wanted.items()})
+        own = tag is None
+        tag = check_tag(tag or f"kvbridge-{digest[:12]}-{content[:12]}")
         with _hub_errors(f"pushing to {repo}"):
             self._api.create_repo(repo, private=private, exist_ok=True)
             head = self._api.model_info(repo)
-            there = {s.rfilename for s in head.siblings or ()}
-            stale = sorted(name for name in there - set(wanted) if name in _ROOT or _BOUND.fullmatch(name))
+            there = self._tagged(repo, tag)
+            if there not in (None, head.sha) and not own:
+                raise TransferFailed(f"{repo}: tag {tag!r} stands for commit {there} already; choose another")
+            names = {s.rfilename for s in head.siblings or ()}
+            stale = sorted(name for name in names - set(wanted) if name in _ROOT or _BOUND.fullmatch(name))
             commit = self._api.create_commit(
                 repo,
                 [
@@ -76,19 +82,19 @@ class Hub:
                 commit_message=f"Publish translator {digest[:12]}",
                 parent_commit=head.sha,
             )
-            self._tag(repo, tag, commit.oid)
+            if there is None:
+                self._api.create_tag(repo, tag=tag, revision=commit.oid)
+            elif there != commit.oid and not own:
+                raise TransferFailed(
+                    f"{repo}: tag {tag!r} stands for commit {there}, this is {commit.oid}; choose another"
+                )
         return Pushed(repo, commit.oid, tag)
 
-    def _tag(self, repo: str, tag: str, commit: str) -> None:
+    def _tagged(self, repo: str, tag: str) -> str | None:
         try:
-            there = self._api.model_info(repo, revision=tag).sha
+            return self._api.model_info(repo, revision=tag).sha
         except RevisionNotFoundError:
-            self._api.create_tag(repo, tag=tag, revision=commit)
-            return
-        if there != commit:
-            raise TransferFailed(
-                f"{repo}: tag {tag!r} stands for commit {there}, the asset is in {commit}; choose another"
-            )
+            return None
 
     def resolve(self, repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
         """The commit that a revision stands for now, and name → size of what a pull of it would fetch."""
