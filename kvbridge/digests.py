@@ -18,6 +18,15 @@ from kvbridge.geometry import digest_json, digest_parts
 
 CACHE_NAME = ".kvbridge-digests.json"
 CACHE_SCHEMA = 1
+ADAPTER_NAMES = {
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "task_type",
+    "auto_mapping",
+    "peft_version",
+    "runtime_config",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ def tensor_digest(tensor: Tensor) -> str:
         [
             str(data.dtype).encode(),
             str(tuple(data.shape)).encode(),
-            data.view(torch.uint8).numpy().tobytes(),
+            data.reshape(-1).view(torch.uint8).numpy().tobytes(),
         ]
         if data.numel()
         else [str(data.dtype).encode(), str(tuple(data.shape)).encode()]
@@ -46,10 +55,10 @@ def tensor_digest(tensor: Tensor) -> str:
 def weights_digests(model: Any, layers: nn.ModuleList, dtype: torch.dtype, folder: Path | None) -> WeightsDigests:
     """Digests of every tensor of the live model, floats hashed in `dtype`, grouped per decoder layer.
 
-    With a `folder`, the result is kept beside its weight files, valid while their sizes and times stand; loaded
-    adapters and models without files are always hashed.
+    With a `folder`, the result is kept beside its weight files, valid for the dtype they were loaded in while their
+    sizes and times stand; loaded adapters and models without files are always hashed.
     """
-    key = None if folder is None or adapter_names(model) else _file_key(folder, dtype)
+    key = None if folder is None or adapter_names(model) else _file_key(folder, dtype, model.dtype)
     if key is not None and (known := _read_cache(folder, key, len(layers))) is not None:
         return known
     owner = {id(p): index for index, layer in enumerate(layers) for p in (*layer.parameters(), *layer.buffers())}
@@ -85,16 +94,32 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def adapter_names(model: Any) -> tuple[str, ...]:
-    """Names of the PEFT adapters that are loaded, sorted."""
-    return tuple(sorted(getattr(model, "peft_config", None) or ()))
+    """The PEFT adapters that are loaded, sorted: name, digest of the settings that alter values (a scale is no tensor),
+    and whether it is switched off."""
+    active: set[str] = set()
+    for module in model.modules():
+        names = getattr(module, "active_adapters", None)
+        if isinstance(names, (list, tuple, str)) and not getattr(module, "disable_adapters", False):
+            active.update([names] if isinstance(names, str) else names)
+    found = []
+    for name, config in sorted((getattr(model, "peft_config", None) or {}).items()):
+        settings = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+        body = {k: _plain(v) for k, v in settings.items() if k not in ADAPTER_NAMES}
+        found.append(f"{name}@{digest_json(body)[:16]}" + ("" if name in active else " off"))
+    return tuple(found)
 
 
-def _file_key(folder: Path, dtype: torch.dtype) -> str | None:
+def _plain(value: Any) -> str:
+    """A setting as text that does not depend on the order of a set."""
+    return repr(sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value)
+
+
+def _file_key(folder: Path, dtype: torch.dtype, loaded: torch.dtype) -> str | None:
     files = sorted(p for p in folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
         return None
     stats = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
-    return digest_json([CACHE_SCHEMA, str(dtype), torch.__version__.split("+")[0], stats])
+    return digest_json([CACHE_SCHEMA, str(dtype), str(loaded), torch.__version__.split("+")[0], stats])
 
 
 def _read_cache(folder: Path | None, key: str, layers: int) -> WeightsDigests | None:
