@@ -137,7 +137,7 @@ def _of(kind: type, value: Any) -> Any:
 def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
     """How many leading layers cache bit-identical KV in both models for the same tokens.
 
-    Layer i's KV follows from the tokens, the embedding, RoPE and the weights of layers 0..i: it is shared
+    Layer i's KV follows from the tokens, the embedding, RoPE, adapters and the weights of layers 0..i: it is shared
     while all of those are identical. A tuned model that keeps its lower layers shares them with its base.
     """
     same_inputs = (
@@ -146,6 +146,7 @@ def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
         and sender.rope_digest == receiver.rope_digest
         and sender.dtype == receiver.dtype
         and sender.architecture == receiver.architecture
+        and sender.adapters == receiver.adapters
     )
     if not same_inputs:
         return 0
