@@ -103,8 +103,8 @@ class Handler(BaseHTTPRequestHandler):
         if parts[4] == "preupload":
             files, rows = repo.commits[repo.names["main"]], []
             for file in json.loads(body)["files"]:
-                there = files.get(file["path"])
-                oid = None if there is None else _oid(there)
+                known = files.get(file["path"])
+                oid = None if known is None else _oid(known)
                 rows.append({"path": file["path"], "shouldIgnore": False, "uploadMode": self._mode(file), "oid": oid})
             return self._json({"files": rows})
         if parts[4] == "tag":
@@ -180,11 +180,18 @@ def _oid(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+class Server(ThreadingHTTPServer):
+    """One that does not mind clients that vanish."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
 @contextmanager
 def serve() -> Iterator[tuple[str, State]]:
     """Address and state of a server that runs until the block ends."""
     state = State()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
+    server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
