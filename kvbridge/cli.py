@@ -144,6 +144,36 @@ def eval_run(
     run_eval(asset, data, out, split(conditions), split(tasks), limit, controls, (sender, receiver), device, as_json)
 
 
+@app.command()
+def screen(
+    models: Annotated[list[str], typer.Argument(help="Two or more: demo:…, folders or org/name[@revision].")],
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Run folder; a cut run there continues.")] = Path("runs/screen"),
+    items: Annotated[int, typer.Option(help="Items per task and pair.", min=2)] = 500,
+    layers: Annotated[int, typer.Option(help="Sender layers read by each receiver layer.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per document of the fits.")] = 256,
+    predict_only: Annotated[bool, typer.Option("--predict-only", help="Only what can be said before fitting.")] = False,
+    latency: Annotated[bool, typer.Option(help="Measure the break-even prompt length.")] = True,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Predict, fit and measure every ordered pair of MODELS: which are worth a translator?"""
+    from kvbridge.cli_run import run_screen
+    from kvbridge.fitting.config import FitConfig
+
+    run_screen(
+        models,
+        data,
+        out,
+        items,
+        FitConfig(layers=layers, max_tokens=max_tokens),
+        predict_only,
+        latency,
+        device,
+        as_json,
+    )
+
+
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A plain table for people."""
     found = Table(title=title, title_justify="left", box=None, pad_edge=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,11 @@ from kvbridge.eval.items import demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.run import REPORT, make_items
+from kvbridge.eval.screen import Data as ScreenData
+from kvbridge.eval.screen import screen
+from kvbridge.eval.screening import screening_table
 from kvbridge.fitting.config import FitConfig
+from kvbridge.fitting.data import read_documents, split_of
 from kvbridge.fitting.memory import plan_memory
 from kvbridge.models import Model
 
@@ -118,6 +123,43 @@ def run_eval(
     )  # fmt: skip
     say(f"report: {out / REPORT}")
     show(summary, as_json)
+
+
+def run_screen(
+    names: Sequence[str], data: str | None, out: Path, items: int, config: FitConfig, predict_only: bool, latency: bool,
+    device: str, as_json: bool,
+) -> None:  # fmt: skip
+    """`kvbridge screen`."""
+    models = loaded(names, device)
+    documents = list(read_documents(data or DEMO_TEXTS))
+    if data is None:
+        raws = [*demo_rows("test"), *demo_rows("recall")]
+    else:
+        held_out = {d.id for d in documents if split_of(d, config.fractions) == "test"}
+        raws = [raw for raw in read_raw(data) if raw.id in held_out]
+    result = screen(
+        models, ScreenData(documents, raws), out, command=" ".join(["kvbridge", *sys.argv[1:]]), config=config, items=items,
+        predict_only=predict_only, latency=latency, say=say, progress=counted("items"),
+    )  # fmt: skip
+    if as_json:
+        emit(result)
+        return
+    Console().print(screening_table(result))
+    predicted = sorted(result["pairs"][0]["predictors"])
+    table(
+        "before fitting, from 16 sequences",
+        ["pair", *predicted],
+        [
+            [f"{row['sender']} → {row['receiver']}", *(f"{row['predictors'][name]:.3f}" for name in predicted)]
+            for row in result["pairs"]
+        ],
+    )
+    related = result["correlation_with_recovery"]
+    say(
+        f"correlation of predictors with recovery: {related['refused']}"
+        if "refused" in related
+        else json.dumps(related)
+    )
 
 
 def models_of(asset: Asset, names: tuple[str | None, str | None], device: str) -> list[Model]:

@@ -1,0 +1,190 @@
+"""Screening a fleet: every ordered pair is predicted from a few sequences, then fitted and measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvbridge.bridge import Bridge
+from kvbridge.errors import EvalError, FitError
+from kvbridge.eval.items import RawItem
+from kvbridge.eval.latency import break_even, longest_text, measure_latency
+from kvbridge.eval.pair import ASSET, fitted_asset, run_pair
+from kvbridge.eval.run import make_items
+from kvbridge.eval.screening import Screened, screening_summary
+from kvbridge.eval.similarity import linear_cka, r2_over_tokens
+from kvbridge.eval.start import forward
+from kvbridge.files import write_file
+from kvbridge.fitting.config import FitConfig
+from kvbridge.fitting.data import Document
+from kvbridge.fitting.rows import TextBatch, cut, pair_rows
+from kvbridge.fitting.select import relative_order
+from kvbridge.models import Model
+from kvbridge.prefill import capture_batch
+
+SEQUENCES = 16
+SEQUENCE_TOKENS = 256
+ROWS = 1200
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a screening uses: documents to fit on (with their splits) and rows to make held-out items of."""
+
+    documents: Sequence[Document]
+    raws: Sequence[RawItem]
+
+    def probe(self) -> list[Document]:
+        """The first training documents: predictors never see what is reported."""
+        return list(itertools.islice((d for d in self.documents if d.split in (None, "train")), SEQUENCES))
+
+
+@torch.no_grad()
+def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) -> dict[str, float]:
+    """What can be said of a pair before fitting, from a few documents.
+
+    `end_match`: share of receiver token ends that a sender token end meets. `loss_gap`: sender's minus receiver's own
+    loss in nats per character (above 0: the receiver is the better model). `cka`: debiased linear CKA of each receiver
+    layer's K and V with the most similar sender layer's, averaged. `r2_tokens`: held-out R² of three receiver layers
+    from the receiver's embeddings alone; `r2_gain`: what the nearest sender layer adds to it.
+    """
+    if len(documents) < 4:
+        raise EvalError(f"expected at least 4 documents to predict from, found {len(documents)}")
+    config = FitConfig(max_tokens=SEQUENCE_TOKENS)
+    ours = [cut(sender.encode(d.text), SEQUENCE_TOKENS) for d in documents]
+    theirs = [cut(receiver.encode(d.text), SEQUENCE_TOKENS) for d in documents]
+    left = capture_batch(sender, ours)
+    right = capture_batch(receiver, theirs, hidden_layer=0)
+    batch = TextBatch("train", tuple(documents), tuple(ours), tuple(theirs))
+    widths = (left.mask.shape[1], right.mask.shape[1])
+    pairing = pair_rows(sender, receiver, batch, config, widths)
+    step = max(1, len(pairing.sender) // ROWS)
+    rows = (pairing.sender[::step], pairing.receiver[::step])
+    groups = [documents[int(r) // widths[1]].group for r in rows[1]]
+    at = lambda layers, index, name, which: _rows(layers[index][name], rows[which])  # noqa: E731
+    depth_s, depth_r = len(sender.layers), len(receiver.layers)
+    assert right.hidden is not None
+    tokens = _rows(right.hidden[:, :, None], rows[1])
+    similar = [
+        max(linear_cka(at(left.layers, i, name, 0), at(right.layers, j, name, 1)) for i in range(depth_s))
+        for j in range(depth_r)
+        for name in ("k", "v")
+    ]
+    alone, gains = [], []
+    for j in sorted({depth_r // 4, depth_r // 2, (3 * depth_r) // 4}):
+        near = relative_order(depth_s, j / max(1, depth_r - 1))[0]
+        for name in ("k", "v"):
+            base, both = r2_over_tokens(at(left.layers, near, name, 0), tokens, at(right.layers, j, name, 1), groups)
+            alone.append(base)
+            gains.append(both - base)
+    return {
+        "end_match": pairing.exact / max(1, pairing.covered),
+        "loss_gap": loss_per_character(sender, documents) - loss_per_character(receiver, documents),
+        "cka": float(np.mean(similar)),
+        "r2_tokens": float(np.mean(alone)),
+        "r2_gain": float(np.mean(gains)),
+    }
+
+
+@torch.no_grad()
+def loss_per_character(model: Model, documents: Sequence[Document]) -> float:
+    """The model's own nats per character over the first tokens of each document."""
+    from transformers import DynamicCache
+
+    nats, characters = 0.0, 0
+    for document in documents:
+        encoding = cut(model.encode(document.text), SEQUENCE_TOKENS)
+        logits = forward(model, encoding.ids[None, :-1], DynamicCache(), 0)[0].float()
+        target = encoding.ids[1:].to(logits.device)
+        nats -= float(logits.log_softmax(-1).gather(1, target[:, None]).double().sum())
+        characters += int(encoding.spans[-1, 1] - encoding.spans[0, 1])
+    return nats / max(1, characters)
+
+
+def screen(
+    models: Sequence[Model],
+    data: Data,
+    out: Path,
+    *,
+    command: str,
+    config: FitConfig,
+    items: int,
+    predict_only: bool = False,
+    latency: bool = True,
+    say: Callable[[str], None],
+    progress: Any = None,
+) -> dict[str, Any]:
+    """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes `out/screening.json`.
+
+    A cut run continues: fitted assets and finished rows stay. Pairs that a fit refuses are listed with the reason.
+    """
+    names = [model.name for model in models]
+    if len(models) < 2 or len(set(names)) != len(names):
+        raise EvalError(f"expected two or more different models, found {', '.join(names)}")
+    out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for sender, receiver in itertools.permutations(models, 2):
+        folder = out / f"{_plain(sender.name)}__{_plain(receiver.name)}"
+        say(f"{sender.name} → {receiver.name}")
+        before = _predicted(folder, sender, receiver, data)
+        if predict_only:
+            found.append(Screened(sender.name, receiver.name, before, refused="predicted only"))
+            continue
+        try:
+            fitted = fitted_asset(sender, receiver, data.documents, folder, config, say=say)
+        except FitError as error:
+            found.append(Screened(sender.name, receiver.name, before, refused=str(error)))
+            continue
+        made, excluded = make_items(data.raws, sender, receiver, limit=items)
+        summary = run_pair(
+            sender, receiver, fitted, made, folder, command=command, excluded=excluded, progress=progress
+        )
+        tokens = _break_even(folder, fitted.asset, sender, receiver, data.raws) if latency else None
+        size = sum(p.stat().st_size for p in (folder / ASSET).iterdir())
+        found.append(Screened(sender.name, receiver.name, before, summary, size, tokens))
+    result = screening_summary(found)
+    write_file(out / "screening.json", (json.dumps(result, indent=1, sort_keys=True) + "\n").encode())
+    return result
+
+
+def _predicted(folder: Path, sender: Model, receiver: Model, data: Data) -> dict[str, float]:
+    """Predictors of a pair, kept in `predictors.json` so that a cut run does not compute them again."""
+    path = folder / "predictors.json"
+    key = [sender.geometry.digest, receiver.geometry.digest]
+    if path.exists():
+        known = json.loads(path.read_text("utf-8"))
+        if known.get("pair") == key:
+            return dict(known["predictors"])
+    value = predictors(sender, receiver, data.probe())
+    write_file(path, (json.dumps({"pair": key, "predictors": value}, indent=1, sort_keys=True) + "\n").encode())
+    return value
+
+
+def _break_even(folder: Path, asset: Any, sender: Model, receiver: Model, raws: Iterable[RawItem]) -> int | None:
+    """Break-even prompt length, measured once and kept in `latency.json`; None where a handoff is never faster."""
+    path = folder / "latency.json"
+    if not path.exists():
+        texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
+        rows = measure_latency(
+            Bridge(asset, sender=sender, receiver=receiver), longest_text(receiver, texts, 2048), repeats=3
+        )
+        body = {"latency": [row.to_json() for row in rows], "break_even_tokens": break_even(rows)}
+        write_file(path, (json.dumps(body, indent=1) + "\n").encode())
+    found = json.loads(path.read_text("utf-8"))["break_even_tokens"]
+    return None if found is None else int(found)
+
+
+def _rows(tensor: torch.Tensor, at: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Rows `at` of `[batch, tokens, heads, width]` as `[rows, features]`."""
+    return tensor.flatten(2).flatten(0, 1)[at.to(tensor.device)].double().cpu().numpy()
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
