@@ -53,6 +53,7 @@ def check_safetensors_header(path: Path, *, max_tensors: int, max_bytes: int | N
     Checked before any tensor is allocated: header and file size, tensor count, dtypes, and byte ranges that follow
     one another without gap or overlap up to the file's end.
     """
+    _regular(path)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -138,11 +139,9 @@ def parse_json(raw: bytes, name: str) -> object:
 
 def read_json(path: Path) -> object:
     """A JSON file of bounded size; raises CorruptFile."""
+    _regular(path)
     try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise CorruptFile(f"{path}: expected a regular file")
-        size = info.st_size
+        size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise CorruptFile(f"{path}: {size} bytes of JSON, more than the {MAX_JSON_BYTES} allowed")
         return parse_json(path.read_bytes(), str(path))
@@ -179,10 +178,10 @@ def publish_folder(path: Path, files: Mapping[str, bytes]) -> str:
 
     Publishing the same content again changes nothing; other content at `path` raises AlreadyExists.
     """
-    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items())).encode()
+    sums = sums_of({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
     digest = hashlib.sha256(sums).hexdigest()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        return _same_or_raise(path, files, digest)
+    if stands_already(path, files):
+        return digest
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     temporary.mkdir()
@@ -196,8 +195,8 @@ def publish_folder(path: Path, files: Mapping[str, bytes]) -> str:
         try:
             os.rename(temporary, path)
         except OSError:
-            if path.exists():
-                return _same_or_raise(path, files, digest)
+            if stands_already(path, files):
+                return digest
             raise
         sync_folder(path.parent)
     finally:
@@ -216,25 +215,30 @@ def remove_folder(path: Path) -> None:
 def verify_folder(path: Path, *, required: frozenset[str]) -> str:
     """Checks a published folder against its SHA256SUMS, reading every byte; returns the folder's digest.
 
-    Raises CorruptFile: a file missing, added, linked, renamed or changed.
+    It holds exactly the `required` files and their list. Raises CorruptFile: a file missing, added, linked, renamed or
+    changed.
     """
-    if not path.is_dir():
-        raise CorruptFile(f"{path}: expected a folder with {', '.join(sorted(required))}, found none")
-    sums_path = path / SUMS
     try:
-        if sums_path.is_symlink() or sums_path.stat().st_size > 1 << 16:
-            raise CorruptFile(f"{sums_path}: a link, or too large to be a list of sums")
+        present = {entry.name for entry in path.iterdir()}
+    except (OSError, ValueError) as error:
+        wanted = ", ".join(sorted(required))
+        raise CorruptFile(f"{str(path)[:200]!r}: expected a folder with {wanted}: {type(error).__name__}") from error
+    if present != required | {SUMS}:
+        odd = ", ".join(ascii(name)[:80] for name in sorted(present ^ (required | {SUMS}))[:5])
+        raise CorruptFile(f"{path}: expected {', '.join(sorted(required | {SUMS}))} and nothing else: {odd}")
+    sums_path = path / SUMS
+    if sums_path.is_symlink():
+        raise CorruptFile(f"{sums_path}: expected a regular file, found a link")
+    _regular(sums_path)
+    try:
+        if sums_path.stat().st_size > 1 << 16:
+            raise CorruptFile(f"{sums_path}: too large to be a list of sums")
         raw = sums_path.read_bytes()
     except OSError as error:
         raise CorruptFile(f"{sums_path}: cannot be read: {error.strerror}") from error
     listed = parse_sums(raw, str(sums_path))
-    missing = required - set(listed)
-    if missing:
-        raise CorruptFile(f"{sums_path}: does not list {', '.join(sorted(missing))}")
-    present = {entry.name for entry in path.iterdir()}
-    if present != set(listed) | {SUMS}:
-        odd = sorted(present ^ (set(listed) | {SUMS}))
-        raise CorruptFile(f"{path}: holds other files than {SUMS} lists: {', '.join(odd[:5])}")
+    if set(listed) != required:
+        raise CorruptFile(f"{sums_path}: expected to list {', '.join(sorted(required))} and nothing else")
     for name, expected in listed.items():
         found = file_digest(path / name)
         if found != expected:
@@ -243,20 +247,37 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
 
 
 def parse_sums(raw: bytes, name: str) -> dict[str, str]:
-    """File name → SHA-256 of a SHA256SUMS; names are plain, never paths. Raises CorruptFile naming `name`."""
+    """File name → SHA-256 of a SHA256SUMS; names are plain, never paths. Raises CorruptFile naming `name`.
+
+    Only the form that `sums_of` writes is taken: the same files have one digest.
+    """
     listed: dict[str, str] = {}
     for line in raw.decode("ascii", "replace").removesuffix("\n").split("\n"):
         match = _SUM_LINE.fullmatch(line)
         if match is None or match[2] in listed:
             raise CorruptFile(f"{name}: malformed or repeated line {line[:120]!r}")
         listed[match[2]] = match[1]
+    if sums_of(listed) != raw:
+        raise CorruptFile(f"{name}: expected lines sorted by name, each ended by a newline")
     return listed
+
+
+def folder_digest(files: Mapping[str, bytes]) -> str:
+    """The digest that `files` have once published: that of their SHA256SUMS."""
+    sums = sums_of({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
+    return hashlib.sha256(sums).hexdigest()
+
+
+def sums_of(digests: Mapping[str, str]) -> bytes:
+    """The SHA256SUMS that lists file name → SHA-256."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items())).encode()
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a regular file; raises CorruptFile for links, folders and unreadable files."""
-    if path.is_symlink() or not path.is_file():
-        raise CorruptFile(f"{path}: expected a regular file")
+    if path.is_symlink():
+        raise CorruptFile(f"{path}: expected a regular file, found a link")
+    _regular(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -264,10 +285,23 @@ def file_digest(path: Path) -> str:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _same_or_raise(path: Path, files: Mapping[str, bytes], digest: str) -> str:
+def _regular(path: Path) -> None:
+    """Raises CorruptFile for what is not a file: opening a pipe would wait for ever, a device would never end."""
     try:
-        if verify_folder(path, required=frozenset(files)) == digest:
-            return digest
+        sound = stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{str(path)[:200]!r}: cannot be read: {type(error).__name__}") from error
+    if not sound:
+        raise CorruptFile(f"{path}: expected a regular file")
+
+
+def stands_already(path: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether exactly `files` were published at `path`, False where nothing is; raises AlreadyExists for other content."""
+    if not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not any(path.iterdir())):
+        return False
+    try:
+        if verify_folder(path, required=frozenset(files)) == folder_digest(files):
+            return True
     except CorruptFile:
         pass
     raise AlreadyExists(
