@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -96,41 +96,61 @@ class KVGeometry:
 
     @classmethod
     def from_json(cls, body: Any) -> KVGeometry:
-        """Raises CorruptFile when a field is missing, unknown or of another type."""
+        """Raises CorruptFile when a field is missing, unknown, of another type or out of range."""
         try:
-            layers = tuple(
-                LayerGeometry(
-                    kind=_of(str, layer["kind"]),
-                    streams=tuple(
-                        Stream(
-                            _of(str, s["name"]),
-                            _of(int, s["heads"]),
-                            _of(int, s["width"]),
-                            _of(bool, s["rotated"]),
-                        )
-                        for s in layer["streams"]
-                    ),
-                    window_tokens=None if layer["window_tokens"] is None else _of(int, layer["window_tokens"]),
-                    weights_digest=_of(str, layer["weights_digest"]),
-                )
-                for layer in body["layers"]
-            )
+            layers = tuple(_layer(layer) for layer in _of(list, _exactly(cls, body)["layers"]))
             rest = {name: value for name, value in body.items() if name not in ("layers", "adapters")}
             for name, value in rest.items():
-                kind = int if name in _COUNTS else str
-                if not (name == "licence" and value is None):
-                    _of(kind, value)
-            return cls(**rest, layers=layers, adapters=tuple(_of(str, a) for a in body["adapters"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CorruptFile(f"expected the geometry of a model, found something else: {error!r}") from error
+                if name in _COUNTS:
+                    _count(value)
+                elif not (name == "licence" and value is None):
+                    _of(str, value)
+            if not layers or rest["dtype"] not in _DTYPES:
+                raise TypeError(f"expected layers and a dtype of {', '.join(_DTYPES)}, found {rest['dtype']:.40}")
+            return cls(**rest, layers=layers, adapters=tuple(_of(str, a) for a in _of(list, body["adapters"])))
+        except TypeError as error:
+            raise CorruptFile(f"expected the geometry of a model, found something else: {str(error)[:200]}") from error
 
 
 _COUNTS = ("hidden_size", "attention_heads", "max_positions", "vocabulary", "parameters", "layer_parameters")
 
 
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_KINDS = ("full", "sliding")
+
+
+def _layer(body: Any) -> LayerGeometry:
+    """One layer out of JSON; raises TypeError."""
+    window = _exactly(LayerGeometry, body)["window_tokens"]
+    streams = tuple(
+        Stream(_of(str, s["name"]), _count(s["heads"]), _count(s["width"]), _of(bool, s["rotated"]))
+        for s in (_exactly(Stream, one) for one in _of(list, body["streams"]))
+    )
+    if body["kind"] not in _KINDS or not streams:
+        raise TypeError(f"expected a layer of kind {' or '.join(_KINDS)} with streams, found {str(body)[:80]}")
+    if len({s.name for s in streams}) != len(streams):
+        raise TypeError("expected each stream of a layer once")
+    window_tokens = None if window is None else _count(window)
+    return LayerGeometry(body["kind"], streams, window_tokens, _of(str, body["weights_digest"]))
+
+
+def _exactly(kind: type, body: Any) -> dict[str, Any]:
+    """`body` itself; raises TypeError unless it maps exactly the fields of `kind`."""
+    if set(_of(dict, body)) != {f.name for f in fields(kind)}:
+        raise TypeError(f"unexpected or missing fields in {str(body)[:80]}")
+    return body
+
+
+def _count(value: Any) -> int:
+    """A number from 1 to 2⁶³ − 1."""
+    if not 1 <= _of(int, value) < 1 << 63:
+        raise TypeError(f"expected a number of at least 1, found {str(value)[:40]}")
+    return value
+
+
 def _of(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"expected {kind.__name__}, found {value!r}")
+        raise TypeError(f"expected {kind.__name__}, found {repr(value)[:80]}")
     return value
 
 
