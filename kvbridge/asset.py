@@ -14,7 +14,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from kvbridge.errors import CorruptFile, UsageError
-from kvbridge.files import check_safetensors_header, publish_folder, read_json, verify_folder
+from kvbridge.files import (
+    check_safetensors_header,
+    folder_digest,
+    publish_folder,
+    read_json,
+    stands_already,
+    verify_folder,
+)
 from kvbridge.geometry import KVGeometry, digest_json
 from kvbridge.manifest import (
     CONTROLS_SCHEMA,
@@ -55,26 +62,28 @@ def save_asset(fit: Any, path: str | Path) -> str:
     AlreadyExists. The fit's control map goes to `path + ".controls"`, a separate object that names this digest.
     """
     path = Path(path)
-    weights = save(_tensors(fit.translator), metadata={"kvbridge": "weights"})
-    manifest = Manifest.of_fit(fit, map_entries(fit.translator), weights_bytes=len(weights))
-    digest = publish_folder(
-        path,
-        {MANIFEST: _json_bytes(manifest.body), WEIGHTS: weights, CARD: model_card(manifest).encode()},
-    )
+    entries = map_entries(fit.translator)
+    binding = Manifest.of_fit(fit, entries, weights_bytes=0).binding
+    weights = save(_tensors(fit.translator), metadata={"kvbridge": binding})
+    manifest = Manifest.of_fit(fit, entries, weights_bytes=len(weights))
+    files = {MANIFEST: _json_bytes(manifest.body), WEIGHTS: weights, CARD: model_card(manifest).encode()}
+    digest = folder_digest(files)
+    controls: dict[str, bytes] = {}
     if fit.controls is not None:
-        control = {
+        body = {
             "schema": CONTROLS_SCHEMA,
             "translator": digest,
             "receiver_features": fit.controls.receiver_features,
             "maps": [entry.to_json() for entry in map_entries(fit.controls)],
         }
-        publish_folder(
-            controls_path(path),
-            {
-                MANIFEST: _json_bytes(control),
-                CONTROLS: save(_tensors(fit.controls), metadata={"kvbridge": "controls"}),
-            },
-        )
+        controls = {
+            MANIFEST: _json_bytes(body),
+            CONTROLS: save(_tensors(fit.controls), metadata={"kvbridge": digest_json(body)}),
+        }
+        stands_already(controls_path(path), controls)
+    publish_folder(path, files)
+    if controls:
+        publish_folder(controls_path(path), controls)
     return digest
 
 
@@ -94,8 +103,13 @@ def load_asset(path: str | Path) -> Asset:
         manifest.family,
         manifest.receiver_features,
         manifest.maps,
+        manifest.binding,
         manifest.weights_bytes,
     )
+    if translator.parameters != manifest.body["parameters"]:
+        raise CorruptFile(
+            f"{path}: {translator.parameters} parameters, the manifest says {manifest.body['parameters']}"
+        )
     return Asset(path, digest, manifest, translator)
 
 
@@ -103,9 +117,12 @@ def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
     """The token-only control map that was solved with `asset`; raises CorruptFile where it is of another one."""
     path = controls_path(asset.path) if path is None else Path(path)
     verify_folder(path, required=frozenset({MANIFEST, CONTROLS}))
-    features, entries = check_controls(read_json(path / MANIFEST), asset.digest, asset.manifest, str(path))
-    manifest = asset.manifest
-    return _read_maps(path / CONTROLS, manifest.sender, manifest.receiver, "token-only", features, entries, None)
+    body = read_json(path / MANIFEST)
+    features, entries = check_controls(body, asset.digest, asset.manifest, str(path))
+    manifest, binding = asset.manifest, digest_json(body)
+    return _read_maps(
+        path / CONTROLS, manifest.sender, manifest.receiver, "token-only", features, entries, binding, None
+    )
 
 
 def controls_path(path: Path) -> Path:
@@ -129,10 +146,15 @@ def _read_maps(
     family: str,
     features: str,
     entries: tuple[MapEntry, ...],
+    binding: str,
     announced_bytes: int | None,
 ) -> Translator:
     header = check_safetensors_header(path, max_tensors=MAX_TENSORS, max_bytes=announced_bytes)
+    if announced_bytes is not None and path.stat().st_size != announced_bytes:
+        raise CorruptFile(f"{path}: {path.stat().st_size} bytes, the manifest says {announced_bytes}")
     check_tensors(header, expected_shapes(entries, sender, receiver), str(path))
+    if header.metadata != {"kvbridge": binding}:
+        raise CorruptFile(f"{path}: these weights are not of this manifest; fetch or fit it again")
     try:
         tensors = load_file(path)
     except SafetensorError as error:

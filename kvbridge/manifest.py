@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from kvbridge.errors import CorruptFile, UnknownSchema
 from kvbridge.files import Header
-from kvbridge.geometry import KVGeometry
+from kvbridge.geometry import KVGeometry, digest_json
 
 SCHEMA = "kvbridge.translator/1"
 CONTROLS_SCHEMA = "kvbridge.controls/1"
 MAX_TENSORS = 65_536
 FLOATS = ("F16", "BF16", "F32", "F64")
+_FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
 _FIELDS = (
     "schema", "sender", "receiver", "family", "receiver_features", "config", "maps", "lambda", "jitter", "corpus_digest",
     "splits", "scores", "weights_bytes", "parameters", "licences", "marks", "alignment_exact_share",
@@ -77,6 +79,12 @@ class Manifest:
         return self.body["weights_bytes"]
 
     @cached_property
+    def binding(self) -> str:
+        """What the weights' own metadata carries: a digest of everything here but their size, so that weights of another
+        pair or another fit are told apart even where all shapes agree."""
+        return digest_json({name: value for name, value in self.body.items() if name != "weights_bytes"})
+
+    @cached_property
     def scores(self) -> dict[str, Any]:
         """Held-out scores on the test split."""
         return self.body["scores"]
@@ -129,6 +137,9 @@ class Manifest:
             "splits": dict,
             "licences": dict,
             "marks": list,
+            "lambda": dict,
+            "jitter": dict,
+            "alignment_exact_share": float,
         }
         for field, kind in plain.items():
             if type(body[field]) is not kind:
@@ -136,7 +147,20 @@ class Manifest:
         texts = [*body["marks"], *(t for t in body["licences"].values() if t is not None)]
         if set(body["licences"]) != {"sender", "receiver"} or any(type(text) is not str for text in texts):
             raise CorruptFile(f"{name}: licences must be those of sender and receiver, and marks must be strings")
-        return cls(body, sender, receiver, read_maps(body["maps"], sender, receiver, name))
+        if not 0 <= body["alignment_exact_share"] <= 1 or body["scores"].get("split") != "test":
+            raise CorruptFile(f"{name}: expected an alignment share from 0 to 1 and scores of the test split")
+        maps = read_maps(body["maps"], sender, receiver, name)
+        _check_features(body["receiver_features"], maps, receiver, name)
+        return cls(body, sender, receiver, maps)
+
+
+def _check_features(features: str, maps: tuple[MapEntry, ...], receiver: KVGeometry, name: str) -> None:
+    """Raises CorruptFile unless `features` is `none`, `embeddings` or `hidden:m` of that receiver, and every map agrees."""
+    match = _FEATURES.fullmatch(features)
+    if match is None or (match[1] and int(match[1]) >= len(receiver.layers)):
+        raise CorruptFile(f"{name}: {receiver.model_id} has no receiver features {features!r:.40}")
+    if any(g.features != (features != "none") for entry in maps for g in entry.groups):
+        raise CorruptFile(f"{name}: receiver features are {features}, and some map disagrees")
 
 
 def check_controls(body: Any, translator_digest: str, asset: Manifest, name: str) -> tuple[str, tuple[MapEntry, ...]]:
@@ -147,10 +171,16 @@ def check_controls(body: Any, translator_digest: str, asset: Manifest, name: str
         raise CorruptFile(
             f"{name}: these controls are of another translator; expected {translator_digest}, found {body.get('translator')}"
         )
-    features = body.get("receiver_features")
-    if not isinstance(features, str):
-        raise CorruptFile(f"{name}: receiver_features must be a string")
-    return features, read_maps(body.get("maps"), asset.sender, asset.receiver, name)
+    if set(body) != {"schema", "translator", "receiver_features", "maps"}:
+        raise CorruptFile(f"{name}: expected schema, translator, receiver_features and maps only")
+    features = body["receiver_features"]
+    if not isinstance(features, str) or features == "none":
+        raise CorruptFile(f"{name}: receiver_features must be embeddings or hidden:m")
+    maps = read_maps(body["maps"], asset.sender, asset.receiver, name)
+    _check_features(features, maps, asset.receiver, name)
+    if any(g.blocks for entry in maps for g in entry.groups):
+        raise CorruptFile(f"{name}: a control that reads the sender is none")
+    return features, maps
 
 
 def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> tuple[MapEntry, ...]:
@@ -175,6 +205,10 @@ def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) ->
     keys = [(e.layer, e.stream) for e in entries]
     if len(set(keys)) != len(keys):
         raise CorruptFile(f"{name}: a layer's map stands twice")
+    first = min((layer for layer, _ in keys), default=len(receiver.layers))
+    wanted = {(i, s.name) for i, layer in enumerate(receiver.layers) if i >= first for s in layer.streams}
+    if not keys or set(keys) != wanted:
+        raise CorruptFile(f"{name}: expected maps of every stream from some layer to the last")
     for entry in entries:
         _within(receiver, entry.layer, entry.stream, (), name)
         count = receiver.layers[entry.layer].stream(entry.stream).heads
@@ -257,8 +291,9 @@ def check_tensors(header: Header, expected: dict[str, tuple[int, ...]], name: st
     if found != expected:
         odd = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
         raise CorruptFile(f"{name}: tensors do not match the manifest: {', '.join(k[:80] for k in odd[:4])}")
-    if any(dtype not in FLOATS for dtype, _, _ in header.tensors.values()):
-        raise CorruptFile(f"{name}: expected floating-point weights only")
+    dtypes = {dtype for dtype, _, _ in header.tensors.values()}
+    if len(dtypes) != 1 or not dtypes <= set(FLOATS):
+        raise CorruptFile(f"{name}: expected weights of one floating-point dtype, found {', '.join(sorted(dtypes))}")
 
 
 def model_card(manifest: Manifest) -> str:
