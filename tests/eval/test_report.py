@@ -185,7 +185,7 @@ def test_thin_results_still_make_a_report(rows_of: MakeRows, rows: Callable, tmp
 
 def test_a_large_heat_map_stays_under_three_megabytes(rows_of: MakeRows) -> None:
     rows = rows_of(documents=2)
-    matrix = [[(row * column) % 97 / 97 for column in range(128)] for row in range(128)]
+    matrix = [[(row * column) % 97 / 97 for column in range(160)] for row in range(160)]
     assert len(render_html(summarise(rows), rows, META | {"r2": matrix}).encode()) < 3_000_000
 
 
@@ -210,6 +210,8 @@ def test_bars_start_at_zero_and_stay_on_the_axis(rows_of: MakeRows) -> None:
         assert bar.low is None or bar.high is None or bar.low <= bar.high
     by_name = {bar.name: bar for bar in bars.bars}
     assert by_name["wrong_document"].start + by_name["wrong_document"].width == pytest.approx(bars.zero)
+    assert by_name["wrong_document"].width > 10
+    assert by_name["sender"].start + by_name["sender"].width > bars.one + 10
     assert by_name["native"].start == bars.zero
     assert by_name["native"].start + by_name["native"].width == pytest.approx(bars.one)
 
@@ -234,6 +236,7 @@ def test_markdown_tables_are_rectangular_and_texts_are_inert(full: tuple) -> Non
     text = display.markdown(summary | {"pair": {"sender": "a|b<c>`d`", "receiver": "[x](y)"}}, "run `it`")
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    assert "<" not in re.sub("</?sub>", "", text)
     assert "<c>" not in text
     assert "](y)" not in text.replace("\\]", "")
     assert text.startswith("**Translate behind the gate")

@@ -123,6 +123,29 @@ def test_both_denominators(rows_of: MakeRows) -> None:
     assert continuation["over_sender"]["value"] > 0
 
 
+def test_the_share_of_the_gap_in_nats_counts_less_loss_as_better(rows_of: MakeRows) -> None:
+    rows = rows_of(documents=40)
+    rate = {name: c["loss"] for name, c in summarise(rows)["tasks"]["continuation"]["conditions"].items()}
+    found = summarise(rows)["denominators"]["cascading"]["continuation"]["translated"]
+    expected = (rate["sender"] - rate["translated"]) / (rate["sender"] - rate["native"])
+    assert found["share_of_gap"]["value"] == pytest.approx(expected, rel=1e-4)
+    assert found["receiver_over_sender"]["value"] == pytest.approx(rate["sender"] - rate["native"], rel=1e-4)
+
+
+def test_no_figure_has_more_than_six_digits(rows_of: MakeRows) -> None:
+    def walk(value: object) -> None:
+        if isinstance(value, dict):
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+        elif isinstance(value, float):
+            assert value == float(f"{value:.6g}")
+
+    walk(summarise(rows_of(gated=True)))
+
+
 def test_a_gap_that_may_not_exist_is_refused_in_words(rows_of: MakeRows) -> None:
     found = summarise(rows_of(correct={"native": 0.56, "sender": 0.56}))["denominators"]["cascading"]["recall"]
     assert found["translated"]["share_of_gap"]["value"] is None

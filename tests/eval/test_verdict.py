@@ -118,6 +118,14 @@ def test_nine_documents_are_too_few(rows_of: MakeRows) -> None:
     assert summarise(rows_of(documents=12, recovered=GOOD, correct=GOOD_RECALL))["verdict"] == "translate"
 
 
+def test_a_gain_over_a_sender_run_on_few_documents_is_not_shown(rows_of: MakeRows) -> None:
+    rows = rows_of(recovered=GOOD, correct=GOOD_RECALL)
+    few = [r for r in rows if r.condition != "sender" or int(r.document[4:]) < 8]
+    assert summarise(few)["verdict"] == "cascade instead"
+    enough = [r for r in rows if r.condition != "sender" or int(r.document[4:]) < 20]
+    assert summarise(enough)["verdict"] == "translate"
+
+
 def test_recall_alone_decides_where_there_is_no_continuation(rows_of: MakeRows) -> None:
     found = summarise(rows_of(correct=GOOD_RECALL, tasks=("recall",)))
     assert found["verdict"] == "translate"
