@@ -42,6 +42,15 @@ def loaded(names: Sequence[str], device: str) -> list[Model]:
     return [kvbridge.load(name, device=device) for name in names]
 
 
+def one_by_one(names: Sequence[str], device: str) -> list[Model]:
+    """Models in the device's dtype that never share it: each is moved to host memory before the next is loaded."""
+    found = []
+    for name in names:
+        found += loaded([name], device)
+        found[-1].model.to("cpu")
+    return found
+
+
 def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
     """`kvbridge demo`."""
     start = time.perf_counter()
@@ -76,8 +85,8 @@ def run_fit(
     if out.exists() and not dry_run:
         raise UsageError(f"--out {out} exists; assets are never overwritten, choose another folder")
     source = data or DEMO_TEXTS
-    ours, theirs = loaded([sender], "cpu" if config.one_at_a_time else device)[0], loaded([receiver], device)[0]
-    plan = plan_memory(ours.geometry, theirs.geometry, config, theirs.device)
+    ours, theirs = (one_by_one if config.one_at_a_time else loaded)([sender, receiver], device)
+    plan = plan_memory(ours.geometry, theirs.geometry, config, torch.device(device))
     if dry_run:
         if as_json:
             emit({**vars(plan), "peak_bytes": plan.peak_bytes})
@@ -85,8 +94,9 @@ def run_fit(
             print("\n".join(plan.lines()))
         return
     done = kvbridge.fit(
-        ours, theirs, source, config=config, progress=progress_of("fit"), on_plan=lambda p: say("; ".join(p.lines()))
-    )
+        ours, theirs, source, config=config, device=device, progress=progress_of("fit"),
+        on_plan=lambda p: say("; ".join(p.lines())),
+    )  # fmt: skip
     digest = save_asset(done, out)
     say(fit_line(done))
     scores = done.scores.to_json()

@@ -181,11 +181,6 @@ def test_an_error_on_the_way_leaves_no_spilled_rows(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_may_be_given_as_functions_that_load_them():
-    fit = fitted(pair=(sender, receiver))
-    assert torch.equal(fit.translator.maps[0, "k"][0].W, fitted().translator.maps[0, "k"][0].W)
-
-
 def test_over_budget_is_refused_before_anything_runs():
     def loud(*_: object) -> None:
         raise AssertionError("a forward ran")

@@ -1,0 +1,81 @@
+"""Finished maps on the test documents: R² from residuals, attention outputs with the receiver's own queries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbridge.errors import DataError
+from kvbridge.fitting.clock import Clock
+from kvbridge.fitting.config import FitConfig
+from kvbridge.fitting.pairs import Captured, PairSource
+from kvbridge.fitting.rows import TextBatch, pair_rows
+from kvbridge.fitting.scores import Residuals, Scores, attention_cosine
+from kvbridge.fitting.train import MapSet
+from kvbridge.models import Model
+from kvbridge.prefill import Batch
+from kvbridge.translator import Translator
+
+
+def score_maps(maps: MapSet, source: PairSource, clock: Clock) -> Scores:
+    """Scores on the batches that `source` kept back; raises DataError where they hold no rows."""
+    translator, receiver, config = maps.translator, source.receiver, source.config
+    residuals = Residuals(receiver.geometry)
+    cosines: dict[int, list[float]] = {}
+    documents, left = 0, config.cosine_documents
+    for pair in source.held():
+        documents += len(pair.texts.documents)
+        with clock.part("scores"):
+            rows = (pair.pairing.sender, pair.pairing.receiver)
+            at = pair.pairing.receiver.to(pair.receiver.mask.device)
+            target = {
+                (layer, name): pair.receiver.layers[layer][name].flatten(0, 1)[at] for layer, name in translator.maps
+            }
+            residuals.update(target, translator(*_inputs(translator, pair.sender, pair.receiver, *rows)))
+            for number in range(min(left, len(pair.texts.documents))):
+                for layer, value in _cosine(translator, source.sender, receiver, pair, number, config.sinks).items():
+                    cosines.setdefault(layer, []).append(value)
+            left -= min(left, len(pair.texts.documents))
+    if residuals.rows < 2:
+        raise DataError(f"expected rows to score on, found {residuals.rows} in {documents} test documents")
+    means = [sum(c) / len(c) if (c := cosines.get(layer)) else None for layer in range(len(receiver.layers))]
+    return Scores(residuals.r2(), means, residuals.rows, documents, maps.single_layer_r2)
+
+
+def _cosine(
+    translator: Translator, sender: Model, receiver: Model, pair: Captured, number: int, sinks: int
+) -> dict[int, float]:
+    """Attention-output cosines of one document of a batch; uncovered tokens keep the receiver's own KV."""
+    texts = pair.texts
+    widths = (pair.sender.mask.shape[1], pair.receiver.mask.shape[1])
+    one = TextBatch(texts.split, (texts.documents[number],), (texts.sender[number],), (texts.receiver[number],))
+    count = len(one.receiver[0])
+    if count <= sinks:
+        return {}
+    every = pair_rows(sender, receiver, one, FitConfig(sinks=0), widths)
+    flat = (number * widths[0] + every.sender, number * widths[1] + every.receiver)
+    found = translator(*_inputs(translator, pair.sender, pair.receiver, *flat))
+    positions = torch.arange(count)
+    for layer, streams in found.items():
+        for name, value in streams.items():
+            own = pair.receiver.layers[layer][name][number, :count].clone()
+            own[every.receiver.to(own.device)] = value.to(own)
+            streams[name] = receiver.rotation.rotate(own, positions, layer) if name == "k" else own
+    return attention_cosine(receiver, one.receiver[0].ids, found, sinks)
+
+
+def _inputs(
+    translator: Translator, sender: Batch, receiver: Batch, sender_rows: Tensor, receiver_rows: Tensor
+) -> tuple[dict[int, dict[str, Tensor]], Tensor | None]:
+    """Aligned rows of captured batches as a translator takes them; rows are flat row numbers of the padded batches."""
+    device = receiver.mask.device
+    content = {
+        layer: {
+            n: t.flatten(0, 1)[sender_rows.to(t.device)].float().to(device) for n, t in sender.layers[layer].items()
+        }
+        for layer in translator.sender_layers
+    }
+    features = None
+    if receiver.hidden is not None and translator.receiver_features != "none":
+        features = receiver.hidden.flatten(0, 1)[receiver_rows.to(device)]
+    return content, features

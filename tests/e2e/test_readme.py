@@ -1,0 +1,38 @@
+"""What the README shows is run: its library example, and that its commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_library_example_runs_and_translates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = blocks("python")
+    assert len([line for line in example.splitlines() if line.strip() and not line.startswith("#")]) <= 14
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(example, str(README), "exec"), names)
+    handoff = names["handoff"]
+    assert handoff.decision.verdict == "use_approximate"  # type: ignore[attr-defined]
+    assert handoff.provenance.fidelity == "approximate"  # type: ignore[attr-defined]
+    assert handoff.cached == len(handoff.ids) - 1  # type: ignore[attr-defined]
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    from kvbridge.cli import app
+
+    text = "\n".join([*blocks("sh"), *blocks("")])
+    commands = set(re.findall(r"^kvbridge ((?:eval |registry |gate )?[a-z]+)", text, re.MULTILINE))
+    assert {"demo", "fit", "eval run", "screen", "verify"} <= commands
+    for command in commands:
+        shown = CliRunner().invoke(app, [*command.split(), "--help"])
+        assert shown.exit_code == 0, command
