@@ -108,6 +108,21 @@ class Provenance:
                 return span.fidelity
         raise UsageError(f"layer {layer}, token {token} is not in this cache")
 
+    def covers(self, layers: int, tokens: int) -> bool:
+        """Whether the rectangles cover each of `layers` × `tokens` values exactly once."""
+        seen = [bytearray(tokens) for _ in range(layers)]
+        left = layers * tokens
+        for span in self.spans:
+            (first, last), (start, stop) = span.layers, span.tokens
+            left -= max(0, last - first) * max(0, stop - start)
+            if not (first <= last <= layers and start <= stop <= tokens) or left < 0:
+                return False
+            for row in seen[first:last]:
+                if any(row[start:stop]):
+                    return False
+                row[start:stop] = b"\1" * (stop - start)
+        return left == 0
+
     def share(self, fidelity: str) -> float:
         """Share of (layer, token) cells of that fidelity."""
         area = {f: 0 for f in FIDELITIES}
@@ -126,19 +141,22 @@ class Provenance:
     def from_json(cls, body: Any) -> Provenance:
         """Raises CorruptFile when it is not what `to_json` writes."""
         try:
-            spans = tuple(Span((int(a), int(b)), (int(c), int(d)), f) for a, b, c, d, f in body["spans"])
+            if set(body) != {"producer", "receiver", "translator", "depth", "spans"}:
+                raise ValueError("unexpected or missing fields")
+            spans = tuple(Span((a, b), (c, d), f) for a, b, c, d, f in body["spans"])
+            numbers = [body["depth"], *(n for s in spans for n in (*s.layers, *s.tokens))]
+            if any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers):
+                raise ValueError("depth or spans out of range")
             if any(s.fidelity not in FIDELITIES for s in spans):
                 raise ValueError("unknown fidelity")
-            translator = body["translator"]
-            return cls(
-                str(body["producer"]),
-                str(body["receiver"]),
-                None if translator is None else str(translator),
-                int(body["depth"]),
-                spans,
-            )
+            producer, receiver, translator = body["producer"], body["receiver"], body["translator"]
+            if type(producer) is not str or type(receiver) is not str or type(translator) not in (str, type(None)):
+                raise ValueError("expected digests")
+            return cls(producer, receiver, translator, body["depth"], spans)
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(f"expected the provenance of a cache, found something else: {error!r}") from error
+            raise CorruptFile(
+                f"expected the provenance of a cache, found something else: {repr(error)[:200]}"
+            ) from error
 
 
 def exact_provenance(geometry_digest: str, layers: int, tokens: int) -> Provenance:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
+from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import check_safetensors_header, write_file
 from kvbridge.geometry import KVGeometry, digest_text
 from kvbridge.models import Model
 from kvbridge.provenance import Provenance, exact_provenance
 from kvbridge.rope import Rotation
+from kvbridge.snapshot_file import KEY, Description, check_content, describe
 
-SCHEMA = "kvbridge.snapshot/1"
 MAX_TENSORS = 4096
 LayerKV = dict[str, Tensor]
 
@@ -178,52 +178,37 @@ class KVSnapshot:
             "positions": self.positions.contiguous(),
             "spans": self.spans.contiguous(),
         }
-        body = {
-            "schema": SCHEMA,
-            "text_digest": self.text_digest,
-            "characters": self.characters,
-            "geometry": self.geometry.to_json(),
-            "provenance": self.provenance.to_json(),
-        }
-        write_file(Path(path), save(tensors, metadata={"kvbridge": json.dumps(body, sort_keys=True)}))
+        bare = Description(self.text_digest, self.characters, self.geometry, self.provenance, "")
+        body = replace(bare, digest=bare.content_digest(tensors)).to_json()
+        write_file(Path(path), save(tensors, metadata={KEY: json.dumps(body, sort_keys=True)}))
 
     @classmethod
     def load(cls, path: str | Path) -> KVSnapshot:
-        """Reads what `save` wrote. Raises CorruptFile or UnknownSchema; reads no pickle."""
+        """Reads what `save` wrote, verified against its digest. Raises CorruptFile or UnknownSchema; reads no pickle."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         path = Path(path)
-        header = check_safetensors_header(path, max_tensors=MAX_TENSORS)
+        found = describe(check_safetensors_header(path, max_tensors=MAX_TENSORS), str(path))
         try:
-            body = json.loads(header.metadata["kvbridge"])
-            if body["schema"] != SCHEMA:
-                raise UnknownSchema(f"{path}: expected {SCHEMA}, found {body['schema']!r}")
-            geometry = KVGeometry.from_json(body["geometry"])
             tensors = load_file(path)
+            check_content(found, tensors, str(path))
             layers = tuple(
-                {s.name: tensors.pop(f"layers.{i}.{s.name}") for s in layer.streams}
-                for i, layer in enumerate(geometry.layers)
+                {s.name: tensors[f"layers.{i}.{s.name}"] for s in layer.streams}
+                for i, layer in enumerate(found.geometry.layers)
             )
-            ids, positions, spans = (tensors.pop(name) for name in ("token_ids", "positions", "spans"))
-            if tensors:
-                raise CorruptFile(f"{path}: unexpected tensors {sorted(tensors)[:3]}")
-            if any(t.dtype != torch.int64 for t in (ids, positions, spans)):
-                raise CorruptFile(f"{path}: expected int64 ids, positions and spans")
             return cls(
-                ids,
-                positions,
-                spans,
-                str(body["text_digest"]),
-                int(body["characters"]),
+                tensors["token_ids"],
+                tensors["positions"],
+                tensors["spans"],
+                found.text_digest,
+                found.characters,
                 layers,
-                geometry,
-                Provenance.from_json(body["provenance"]),
+                found.geometry,
+                found.provenance,
             )
-        except (KeyError, TypeError, ValueError, SafetensorError, UsageError) as error:
-            if isinstance(error, UsageError) or not isinstance(error, (CorruptFile, UnknownSchema)):
-                raise CorruptFile(f"{path}: expected a saved snapshot, found something else: {error}") from error
-            raise
+        except (OSError, SafetensorError, UsageError) as error:
+            raise CorruptFile(f"{path}: expected a saved snapshot, found something else: {error}") from error
 
 
 def build_cache(model: Model, layers: tuple[LayerKV, ...] | list[LayerKV]) -> DynamicCache:
