@@ -76,7 +76,8 @@ class Model:
         Special tokens that the tokenizer adds by itself spell nothing.
         """
         ids = token_ids.to("cpu", torch.int64).flatten()
-        start = 1 if len(ids) and int(ids[0]) == self.tokenizer.bos_token_id else 0
+        prefix = self._prefix()
+        start = len(prefix) if ids[: len(prefix)].tolist() == prefix else 0
         text = self._decode(ids[start:])
         canonical = self.encode(text)
         if torch.equal(canonical.ids, ids):
@@ -110,12 +111,13 @@ class Model:
         if not getattr(self.tokenizer, "chat_template", None):
             raise UsageError(f"{self.name} has no chat template; pass text= instead of messages=")
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        bos = self.tokenizer.bos_token
-        return text[len(bos) :] if bos and text.startswith(bos) and self._adds_bos() else text
+        prefix = self._decode(torch.tensor(self._prefix(), dtype=torch.int64))
+        return text.removeprefix(prefix)
 
-    def _adds_bos(self) -> bool:
+    def _prefix(self) -> list[int]:
+        """Special tokens that the tokenizer puts before every text by itself."""
         ids = self.tokenizer("", verbose=False)["input_ids"]
-        return bool(ids) and ids[0] == self.tokenizer.bos_token_id
+        return ids if set(ids) <= set(self.tokenizer.all_special_ids) else []
 
 
 def _monotone(spans: Tensor) -> Tensor:
