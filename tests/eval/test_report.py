@@ -185,7 +185,7 @@ def test_thin_results_still_make_a_report(rows_of: MakeRows, rows: Callable, tmp
 
 def test_a_large_heat_map_stays_under_three_megabytes(rows_of: MakeRows) -> None:
     rows = rows_of(documents=2)
-    matrix = [[(row * column) % 97 / 97 for column in range(160)] for row in range(160)]
+    matrix = [[(row * column) % 97 / 97 for column in range(180)] for row in range(180)]
     assert len(render_html(summarise(rows), rows, META | {"r2": matrix}).encode()) < 3_000_000
 
 
