@@ -87,7 +87,6 @@ def tiny_causal(kind: str, seed: int = 0, dtype: torch.dtype = torch.float32, **
     """A fresh transformers model of `kind` with wide random weights, in evaluation mode."""
     family = CONFIGS[kind][0]
     config = tiny_config(kind, **overrides)
-    config._attn_implementation = "eager"
     model = getattr(transformers, CAUSAL.get(family, f"{family}ForCausalLM"))(config)
     return randomise(model, seed).to(dtype).eval()
 

@@ -9,7 +9,7 @@ import torch
 
 from kvbridge import Bridge, KVSnapshot, RepairPlan, capture
 from tests.core.handoffs import PLANS, Continuation, assert_exact, continued, identity, renamed, zeroed
-from tests.models import EXACT_KINDS, TEXT, random_texts, tiny
+from tests.models import EXACT_KINDS, TEXT, random_texts, tiny, tiny_causal, wrapped
 
 MORE_KINDS = ("phi3_sliding", "mistral_sliding", "cohere", "glm", "neox", "smollm3", "llama_yarn", "llama_llama3")
 LENGTH = 100
@@ -84,16 +84,48 @@ def test_a_zeroed_cache_is_noticed(kind):
     """The check above can fail: without its cache, the model goes on differently."""
     model = tiny(kind)
     bridge = Bridge(None, sender=model, receiver=model)
-    texts = random_texts(20, 100)
+    texts = random_texts(20, 60)
     changed = 0
-    for text in texts:
+    for number, text in enumerate(texts):
         handoff = bridge.handoff(capture(model, text), text)
-        ids = handoff.ids
-        expected = continued(model, ids)
-        changed += continued(model, ids, zeroed(handoff)).tokens != expected.tokens
-        with pytest.raises(AssertionError):
-            assert_exact(zeroed(handoff), expected)
+        expected = continued(model, handoff.ids)
+        changed += continued(model, handoff.ids, zeroed(handoff)).tokens != expected.tokens
+        if number == 0:
+            with pytest.raises(AssertionError, match="logits are off"):
+                assert_exact(zeroed(handoff), expected)
     assert changed >= 0.95 * len(texts), f"{changed} of {len(texts)}"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+def test_eager_attention(kind):
+    """The other tests run the default (sdpa); masks reach eager attention another way."""
+    model = tiny_causal(kind)
+    model.set_attn_implementation("eager")
+    receiver = wrapped(model)
+    sender, text = renamed(receiver), native(kind)[0]
+    handoff = Bridge(identity(sender, receiver), sender=sender, receiver=receiver).handoff(
+        capture(sender, text), text, repair=PLANS["everything"]
+    )
+    assert_exact(handoff, continued(receiver, handoff.ids))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "llama_yarn"])
+def test_bfloat16(kind):
+    """Keys go through fp32 and are rounded once: what is cached is within a few units in the last place."""
+    receiver = wrapped(tiny_causal(kind, dtype=torch.bfloat16))
+    sender, text = renamed(receiver), native(kind)[0]
+    own = capture(receiver, text)
+    for plan in ("nothing", "everything"):
+        handoff = Bridge(identity(sender, receiver), sender=sender, receiver=receiver).handoff(
+            capture(sender, text), text, repair=PLANS[plan]
+        )
+        assert handoff.layers is not None
+        for layer, expected in zip(handoff.layers, own.layers, strict=True):
+            for name in ("k", "v"):
+                assert layer[name].dtype == torch.bfloat16
+                off = (layer[name][12:60].float() - expected[name][12:60].float()).abs().max()
+                assert float(off) <= 2**-6 * float(expected[name].abs().max())
+        assert handoff.generate(4, do_sample=False).shape == (1, len(handoff.ids) + 4)
 
 
 def test_the_snapshot_is_not_modified():
