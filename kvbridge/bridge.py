@@ -190,6 +190,11 @@ class Bridge:
             )
         wanted = None if self.translator is None or shared == total else hidden_layer(self.translator.receiver_features)
         depth = max(plan.layers if shared < total else 0, wanted or 0)
+        if self.translator is not None and shared < total:
+            own = 1 + max((i for i in range(total) if i not in self.translator.layers), default=-1)
+            if own == total:
+                return discard("no_asset", f"this translator leaves out the last layer of {self.receiver.name}")
+            depth = max(depth, own if own > shared else 0)
         first = None
         if wanted is not None or depth > shared:
             first = first_layers(self.receiver, encoding.ids[:cached], depth)
