@@ -115,6 +115,8 @@ def test_equals_ridge_in_float32_with_a_mean_of_a_thousand_deviations(layout, ro
     for own in (whole(moments), whole(halves[0])):
         weights = cholesky(own.xx, own.xy, [1.0])[0][0]
         np.testing.assert_allclose(weights.numpy(), oracle.coef_.T, atol=1e-4 * float(np.abs(oracle.coef_).max()))
+        assert float(((own.x_mean - columns.mean(0)).abs() / columns.std(0)).max()) < 1e-6
+        assert float(((own.y_mean - target.mean(0)).abs() / target.std(0)).max()) < 1e-6
         found = columns @ weights + own.bias(weights)
         assert float((found - expected).abs().max()) < 1e-4 * float(target.std(0).max())
 
