@@ -44,23 +44,28 @@ def make_items(
     tasks: Sequence[str] | None = None,
 ) -> tuple[list[Item], list[Excluded]]:
     """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents."""
-    items: list[Item] = []
+    made: list[tuple[int, int, Item]] = []
     excluded: list[Excluded] = []
-    counts: dict[str, int] = {}
-    for raw in spread(raws):
+    for number, raw in enumerate(spread(raws)):
         kind = kind_of(raw.body)
         if kind not in TASKS:
             raise EvalError(f"{raw.id}: expected task to be one of {', '.join(TASKS)}, found {kind!r}")
-        if (tasks is not None and kind not in tasks) or (limit is not None and counts.get(kind, 0) >= limit):
+        if tasks is not None and kind not in tasks:
             continue
         try:
-            item = TASKS[kind].item(raw, receiver)
-            _check_range(item, sender, receiver)
+            found = TASKS[kind].items(raw, receiver)
+            for item in found:
+                _check_range(item, sender, receiver)
         except EvalError as error:
             excluded.append(Excluded(raw.id, raw.document, kind, str(error)))
             continue
-        counts[kind] = counts.get(kind, 0) + 1
-        items.append(item)
+        made += [(turn, number, item) for turn, item in enumerate(found)]
+    counts: dict[str, int] = {}
+    items: list[Item] = []
+    for _, _, item in sorted(made, key=lambda entry: entry[:2]):
+        counts[item.task] = counts.get(item.task, 0) + 1
+        if limit is None or counts[item.task] <= limit:
+            items.append(item)
     return items, excluded
 
 

@@ -35,8 +35,8 @@ class Task(Protocol):
         """As in the rows."""
         ...
 
-    def item(self, raw: RawItem, receiver: Model) -> Item:
-        """An item out of a raw row; raises EvalError saying why it cannot be used."""
+    def items(self, raw: RawItem, receiver: Model) -> list[Item]:
+        """Items out of a raw row, at least one; raises EvalError saying why it cannot be used."""
         ...
 
     def score(self, item: Item, start: Start) -> Scored:

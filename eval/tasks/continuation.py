@@ -13,29 +13,42 @@ from kvbridge.models import Model
 
 @dataclass(frozen=True)
 class Continuation:
-    """Cuts each text at word boundaries near `context` and `context + continuation` of the receiver's tokens."""
+    """Cuts each text into windows of `context + continuation` of the receiver's tokens, at most `windows` of them, each
+    at word boundaries; a later window's context starts afresh."""
 
     context: int = 192
     continuation: int = 48
+    windows: int = 2
     name: str = "continuation"
 
-    def item(self, raw: RawItem, receiver: Model) -> Item:
-        """The text's beginning and what follows it; EvalError where the text is too short."""
+    def items(self, raw: RawItem, receiver: Model) -> list[Item]:
+        """The beginning of each window and what follows it; EvalError where the text is too short for one."""
         text = raw.body.get("text")
         if not isinstance(text, str):
             raise EvalError(f"{raw.id}: expected a text, found columns {', '.join(raw.body)}")
-        spans = receiver.encode(text).spans
-        if len(spans) < self.context + self.continuation:
+        found: list[Item] = []
+        for number in range(self.windows):
+            spans = receiver.encode(text).spans
+            if len(spans) < self.context + self.continuation + 1:
+                break
+            start = _word_boundary(text, int(spans[self.context, 1]))
+            end = _word_boundary(text, int(spans[self.context + self.continuation, 1]))
+            if not 0 < start < end:
+                break
+            name = raw.id if number == 0 else f"{raw.id}+{number}"
+            found.append(
+                Item(
+                    name, raw.document, self.name, text[:start], (text[start:end],),
+                    conversation=raw.body.get("conversation"),
+                )
+            )  # fmt: skip
+            text = text[end + 1 :]
+        if not found:
+            tokens = len(receiver.encode(text))
             raise EvalError(
-                f"{raw.id}: {len(spans)} tokens, a continuation item needs {self.context + self.continuation}"
+                f"{raw.id}: {tokens} tokens, a continuation item needs {self.context + self.continuation + 1}"
             )
-        start = _word_boundary(text, int(spans[self.context, 1]))
-        end = _word_boundary(text, int(spans[self.context + self.continuation - 1, 1]))
-        if not 0 < start < end:
-            raise EvalError(f"{raw.id}: no word boundary near token {self.context}")
-        return Item(
-            raw.id, raw.document, self.name, text[:start], (text[start:end],), conversation=raw.body.get("conversation")
-        )
+        return found
 
     def score(self, item: Item, start: Start) -> Scored:
         """Nats over the continuation."""

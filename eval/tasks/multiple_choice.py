@@ -17,7 +17,7 @@ class MultipleChoice:
 
     name: str = "multiple_choice"
 
-    def item(self, raw: RawItem, receiver: Model) -> Item:
+    def items(self, raw: RawItem, receiver: Model) -> list[Item]:
         """Raises EvalError for labels out of range, repeated options, or an answer that is not among them."""
         options = tuple(raw.body.get("options") or ())
         if len(options) < 2 or not all(isinstance(o, str) and o for o in options) or len(set(options)) != len(options):
@@ -30,16 +30,18 @@ class MultipleChoice:
         prompt, answers = prompt_and_answers(raw)
         if answers[0] not in options:
             raise EvalError(f"{raw.id}: the answer {answers[0]!r:.60} is not among the options")
-        return Item(
-            raw.id,
-            raw.document,
-            self.name,
-            prompt,
-            answers[:1],
-            options,
-            chance=1 / len(options),
-            conversation=raw.body.get("conversation"),
-        )
+        return [
+            Item(
+                raw.id,
+                raw.document,
+                self.name,
+                prompt,
+                answers[:1],
+                options,
+                chance=1 / len(options),
+                conversation=raw.body.get("conversation"),
+            )
+        ]
 
     def score(self, item: Item, start: Start) -> Scored:
         """Right when the answer has the least nats per character (ties: the earlier option); nats of the answer."""

@@ -20,10 +20,10 @@ class QuestionAnswering:
     tokens: int = 16
     name: str = "qa"
 
-    def item(self, raw: RawItem, receiver: Model) -> Item:
+    def items(self, raw: RawItem, receiver: Model) -> list[Item]:
         """From context, question and answers; raises EvalError where one is missing."""
         prompt, answers = prompt_and_answers(raw)
-        return Item(raw.id, raw.document, self.name, prompt, answers, conversation=raw.body.get("conversation"))
+        return [Item(raw.id, raw.document, self.name, prompt, answers, conversation=raw.body.get("conversation"))]
 
     def score(self, item: Item, start: Start) -> Scored:
         """Exact match and F1 of the generated line; nats of the first accepted answer."""

@@ -16,19 +16,21 @@ class Recall:
 
     name: str = "recall"
 
-    def item(self, raw: RawItem, receiver: Model) -> Item:
+    def items(self, raw: RawItem, receiver: Model) -> list[Item]:
         """From context, question and answer; raises EvalError where one is missing."""
         prompt, answers = prompt_and_answers(raw)
         chance = raw.body.get("chance")
-        return Item(
-            raw.id,
-            raw.document,
-            self.name,
-            prompt,
-            answers,
-            chance=None if chance is None else float(chance),
-            conversation=raw.body.get("conversation"),
-        )
+        return [
+            Item(
+                raw.id,
+                raw.document,
+                self.name,
+                prompt,
+                answers,
+                chance=None if chance is None else float(chance),
+                conversation=raw.body.get("conversation"),
+            )
+        ]
 
     def score(self, item: Item, start: Start) -> Scored:
         """Right or wrong, and nats of the answer."""
