@@ -128,10 +128,10 @@ def test_the_probe_restores_the_attention_even_on_an_error(kind):
     modules = [m.config._attn_implementation for m in model.model.modules() if hasattr(m, "config")]
 
     def fail(*_: object) -> None:
+        assert model.model.config._attn_implementation == PROBE
         raise RuntimeError("observed")
 
     with pytest.raises(RuntimeError, match="observed"), attention_probe(model, fail):
-        assert model.model.config._attn_implementation == PROBE
         model.decoder(input_ids=model.encode(TEXT).ids[None])
     assert model.model.config._attn_implementation == before != PROBE
     assert [m.config._attn_implementation for m in model.model.modules() if hasattr(m, "config")] == modules
