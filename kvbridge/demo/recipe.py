@@ -46,21 +46,32 @@ class Phase:
     words: float = 0.5
 
 
-CURRICULUM = (
-    Phase(0.02, 64, (0.0, 0.0, 0.0), words=1.0),
-    Phase(0.08, 128, (0.0, 0.50, 0.0)),
-    Phase(0.16, 128, (0.0, 0.75, 0.10)),
-    Phase(0.30, 256, (0.30, 0.45, 0.10)),
-    Phase(0.60, 256, (0.65, 0.20, 0.10)),
-    Phase(1.00, 512, (0.75, 0.10, 0.12)),
-)
 LONG_EVERY, LONG_ROWS = 25, 2048
 EMBEDDING_RATE = 1 / 3
 
+# The sender is to be the weaker reader: it is stopped soon after its documents begin.
+CURRICULA: dict[str, tuple[Phase, ...]] = {
+    "sender": (
+        Phase(0.10, 64, (0.0, 0.0, 0.0), words=1.0),
+        Phase(0.38, 128, (0.0, 0.50, 0.0)),
+        Phase(0.70, 128, (0.0, 0.75, 0.10)),
+        Phase(1.00, 256, (0.40, 0.05, 0.55)),
+    ),
+    "receiver": (
+        Phase(0.02, 64, (0.0, 0.0, 0.0), words=1.0),
+        Phase(0.08, 128, (0.0, 0.50, 0.0)),
+        Phase(0.16, 128, (0.0, 0.75, 0.10)),
+        Phase(0.30, 256, (0.30, 0.45, 0.10)),
+        Phase(0.60, 256, (0.65, 0.20, 0.10)),
+        Phase(1.00, 512, (0.75, 0.10, 0.12)),
+    ),
+    "tuned": (Phase(1.00, 256, (0.60, 0.05, 0.35)),),
+}
 
-def phase(step: int, steps: int) -> Phase:
+
+def phase(name: str, step: int, steps: int) -> Phase:
     """The phase of a step; once rows are 512 long, every 25th step has rows of 2,048, for the later positions."""
-    found = next(p for p in CURRICULUM if step < p.until * steps or p.until == 1.0)
+    found = next(p for p in CURRICULA[name] if step < p.until * steps or p.until == 1.0)
     long = found.length == 512 and step % LONG_EVERY == 0
     return replace(found, length=LONG_ROWS) if long else found
 

@@ -22,6 +22,7 @@ from kvbridge.demo.documents import Rows, sentences
 
 @dataclass(frozen=True)
 class Settings:
+    model: str
     steps: int
     batch_tokens: int = 2048
     rate: float = 3e-3
@@ -33,7 +34,7 @@ class Settings:
 
 def batch(rows: Rows, step: int, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids ``[rows, length + 1]`` and loss weights of the same shape for a step."""
-    phase = recipe.phase(step, settings.steps)
+    phase = recipe.phase(settings.model, step, settings.steps)
     count = max(1, settings.batch_tokens // phase.length)
     drawn = [rows.row(step, index, phase.length, phase.shares, phase.words) for index in range(count)]
     return torch.tensor([ids for ids, _ in drawn]), torch.tensor([weights for _, weights in drawn])
@@ -89,7 +90,8 @@ class Run:
         """One step of both optimisers; returns its figures."""
         ids, weights = batch(self.rows, self.step, self.settings)
         rate = recipe.rate_at(self.step, self.settings.steps, self.settings.rate)
-        loss, figures = loss_of(self.forward, ids, weights)
+        rare = ids.shape[1] > recipe.LONG_ROWS  # a shape not worth its compilation
+        loss, figures = loss_of(self.model if rare else self.forward, ids, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
         for optimiser in self.optimisers:
@@ -152,7 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     settings = Settings(
-        given.steps, given.batch_tokens, given.rate, given.seed, keep_every=given.keep_every, compiled=given.compile
+        given.model,
+        given.steps,
+        given.batch_tokens,
+        given.rate,
+        given.seed,
+        keep_every=given.keep_every,
+        compiled=given.compile,
     )
     tokenizer = Tokenizer.from_file(str(path("receiver") / "tokenizer.json"))
     if given.model == "tuned":

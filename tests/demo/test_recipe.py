@@ -21,7 +21,7 @@ TINY = {
     "intermediate_size": 48,
 }
 POOL = [f"It was the {word} day of the visit, and nobody spoke of it." for word in ("first", "second", "third")] * 20
-SETTINGS = Settings(steps=12, batch_tokens=512, rate=3e-3, seed=3)
+SETTINGS = Settings("sender", steps=12, batch_tokens=512, rate=3e-3, seed=3)
 
 
 def rows() -> Rows:
