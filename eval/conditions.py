@@ -87,11 +87,11 @@ class Prompt:
     @cached_property
     def wrong_snapshot(self) -> KVSnapshot:
         """Another document's sender cache, under this prompt's ids, spans and text digest: only its content tells."""
-        other = capture(self.setup.sender, self.donor)
-        count = len(self.snapshot)
-        if len(other) < count:
-            raise EvalError(f"{self.item.id}: the other document has {len(other)} tokens, {count} are needed")
-        layers = tuple({name: t[:count] for name, t in layer.items()} for layer in other.layers)
+        ids, count = self.setup.sender.encode(self.donor).ids, len(self.snapshot)
+        if len(ids) < count:
+            raise EvalError(f"{self.item.id}: the other document has {len(ids)} tokens, {count} are needed")
+        other = capture(self.setup.sender, input_ids=ids[:count])
+        layers = tuple(dict(layer) for layer in other.layers)
         return replace(self.snapshot, layers=layers)
 
     @cached_property
@@ -120,7 +120,7 @@ def sender(prompt: Prompt) -> Start:
 
 
 def translated(tail: int) -> Callable[[Prompt], Start]:
-    """The sender's cache through the translator."""
+    """The sender's cache through the translator; a prompt that the repair covers whole is a prefill."""
     return lambda prompt: _handed(prompt, prompt.setup.bridge, prompt.snapshot, tail)
 
 
@@ -209,8 +209,7 @@ def _handed(prompt: Prompt, bridge: Bridge, snapshot: KVSnapshot, tail: int) -> 
     logits = forward(receiver, handoff.remaining_ids, cache, handoff.cached, keep=1)[0, -1].float()
     ms = watch.ms()
     decision = handoff.decision
-    refused_by_contract = not decision.accepted and bridge.gate is None
-    if refused_by_contract:
+    if not decision.accepted and bridge.gate is None and decision.reason != "too_short":
         raise EvalError(f"{prompt.item.id}: {decision}")
     spent = decision.predicted_flops or 0
     share = spent / prompt.prefill_flops + (0.0 if decision.accepted else 1.0)

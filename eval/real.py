@@ -38,8 +38,8 @@ class Size:
     items: int
 
 
-FULL = Size(train=300, validation=40, scored=24, items=240)
-QUICK = Size(train=30, validation=8, scored=4, items=24)
+FULL = Size(train=240, validation=30, scored=16, items=200)
+QUICK = Size(train=30, validation=6, scored=4, items=20)
 CONFIG = FitConfig(layers=16, selection="nearest", receiver_features="embeddings", max_tokens=320, cosine_documents=8)
 QUICK_CONFIG = FitConfig(
     layers=2, selection="nearest", receiver_features="embeddings", max_tokens=320, cosine_documents=2
