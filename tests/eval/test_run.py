@@ -93,7 +93,7 @@ def test_tail_only_is_a_forward_of_sinks_and_tail_at_their_own_positions() -> No
 
 
 def test_wrong_document_differs_from_translated_only_in_the_senders_content() -> None:
-    prompt = Prompt(setup(), items()[0], random_texts(1, 2000)[0])
+    prompt = Prompt(setup(), items()[0], TEXT * 4)
     right, wrong = prompt.snapshot, prompt.wrong_snapshot
     assert torch.equal(right.token_ids, wrong.token_ids)
     assert right.text_digest == wrong.text_digest
