@@ -164,12 +164,14 @@ def _slice(moments: Moments, sender: KVGeometry, group: Group, features: bool, t
     for block in group.blocks:
         stream = sender.layers[block.layer].stream(block.stream)
         support += [((block.layer, block.stream), part) for part in _parts(block.heads, stream.width)]
-    columns = None
-    if width:
-        if list(group.heads) != list(range(group.heads[0], group.heads[-1] + 1)):
-            raise NotImplementedError("a group's receiver heads must follow one another")
-        columns = slice(group.heads[0] * width, (group.heads[-1] + 1) * width)
-    return moments.normal(support, target, columns)
+    if not width:
+        return moments.normal(support, target)
+    first, last = group.heads[0], group.heads[-1]
+    if list(group.heads) == list(range(first, last + 1)):
+        return moments.normal(support, target, slice(first * width, (last + 1) * width))
+    whole = moments.normal(support, target)
+    at = torch.cat([torch.arange(h * width, (h + 1) * width) for h in group.heads]).to(whole.xy.device)
+    return replace(whole, y_mean=whole.y_mean[at], xy=whole.xy[:, at], yy=whole.yy[at])
 
 
 def _parts(heads: tuple[int, ...] | None, width: int) -> list[slice | None]:

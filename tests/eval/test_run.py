@@ -123,7 +123,9 @@ def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(t
 
 def test_rows_of_another_pair_are_refused(tmp_path: Path) -> None:
     evaluate(setup(), [items()[0], items()[-1]], tmp_path, conditions=("native",))
-    other = Setup.of(setup().bridge.translator, setup().control.translator, sender(), receiver())
+    translator = setup().bridge.translator
+    assert translator is not None
+    other = Setup.of(translator, translator, sender(), receiver())
     object.__setattr__(other, "sender", receiver())
     with pytest.raises(EvalError, match="pair"):
         evaluate(other, [items()[0], items()[-1]], tmp_path, conditions=("native",))

@@ -259,3 +259,18 @@ def test_a_spread_over_splits_without_marks_is_by_group():
     fit = fitted(texts)
     assert sum(s["documents"] for s in fit.splits.values()) == 60
     assert all(s["documents"] % 2 == 0 for s in fit.splits.values())
+
+
+def test_heads_of_a_group_need_not_follow_one_another(monkeypatch):
+    def every_second(sender, receiver, layer, stream, support):
+        heads = receiver.layers[layer].stream(stream).heads
+        return tuple(Group(tuple(range(start, heads, 2)), tuple(Block(i, stream) for i in support)) for start in (0, 1))
+
+    monkeypatch.setitem(FAMILIES, "every-second", every_second)
+    apart, whole = fitted(family="every-second", lambdas=(1e-3,)), fitted(lambdas=(1e-3,))
+    ours = {key: torch.cat([g.W for g in groups], dim=1) for key, groups in whole.translator.maps.items()}
+    for key, groups in apart.translator.maps.items():
+        width = apart.translator.receiver.layers[key[0]].stream(key[1]).width
+        for g in groups:
+            columns = torch.cat([torch.arange(h * width, (h + 1) * width) for h in g.heads])
+            assert torch.allclose(g.W, ours[key][:, columns], rtol=1e-4, atol=1e-6)
