@@ -73,6 +73,7 @@ class Prompt:
     setup: Setup
     item: Item
     donor: str
+    tails: dict[int, Start] = field(default_factory=dict)
 
     @cached_property
     def ids(self) -> Tensor:
@@ -135,9 +136,15 @@ def token_only(prompt: Prompt) -> Start:
 
 
 def tail_only(tail: int) -> Callable[[Prompt], Start]:
-    """Sinks and the last `tail` tokens prefilled at their own positions; nothing translated."""
+    """Sinks and the last `tail` tokens prefilled at their own positions; nothing translated. `no_context` is this with a
+    tail of 1, and what two conditions share is prefilled once."""
 
     def run(prompt: Prompt) -> Start:
+        if tail not in prompt.tails:
+            prompt.tails[tail] = prefill_tail(prompt)
+        return prompt.tails[tail]
+
+    def prefill_tail(prompt: Prompt) -> Start:
         receiver, ids, sinks = prompt.setup.receiver, prompt.ids, prompt.setup.plan.sinks
         count, first = len(ids), max(0, len(ids) - tail)
         share = forward_flops(receiver.geometry, min(sinks, first) + count - first, 0, head=True) / prompt.prefill_flops

@@ -64,6 +64,10 @@ def likelihood(start: Start, ids: Tensor, characters: int) -> Scored:
 
 
 def compare(native: Tensor, other: Tensor) -> tuple[float, float]:
-    """Mean KL(native ‖ other) in nats and share of equal argmax over the scored positions, from log probabilities."""
-    divergence = (native.exp() * (native - other)).sum(-1)
-    return max(0.0, float(divergence.double().mean())), float((native.argmax(-1) == other.argmax(-1)).double().mean())
+    """Mean KL(native ‖ other) in nats and share of equal argmax over the scored positions, from log probabilities
+    `[tokens, vocabulary]`; position by position, so that a large vocabulary stays in the processor's cache."""
+    if native is other:
+        return 0.0, 1.0
+    divergence = [float((p.exp() * (p - q)).sum()) for p, q in zip(native, other, strict=True)]
+    agreement = (native.argmax(-1) == other.argmax(-1)).double().mean()
+    return max(0.0, sum(divergence) / len(divergence)), float(agreement)
