@@ -44,7 +44,7 @@ It exists to try kvbridge on a trained model without a download. It is no assist
   (`kvbridge/demo/tasks.py`). The documents of the shipped texts were left out of training.
 - Recipe: `python -m kvbridge.demo.train --model {name}{flags}`: {steps:,} steps, {tokens:.1f} million tokens,
   {hours:.2f} hours on one thread of a shared two-thread CPU core; Muon and AdamW, bf16 autocast, the curriculum of
-  `kvbridge/demo/recipe.py`.
+  `kvbridge/demo/recipe.py`. The shipped run: {note}.
 
 | measured on the shipped texts | |
 |---|---|
@@ -74,6 +74,7 @@ def write(name: str, figures: dict[str, float]) -> None:
         head_dim=config["head_dim"],
         vocabulary=config["vocab_size"],
         flags=training["flags"],
+        note=training["note"],
         steps=training["steps"],
         tokens=training["tokens"] / 1e6,
         hours=training["seconds"] / 3600,

@@ -38,14 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=sorted(recipe.SHAPES), required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--flags", default="", help="further flags of the training command, for the card")
+    parser.add_argument("--note", default="not cut", help="how the run went, for the card")
     given = parser.parse_args(arguments)
     state = torch.load(given.checkpoint, weights_only=True)
     model = recipe.build(given.model, 0)
     model.load_state_dict(state["model"])
     export(model, path(given.model))
     steps, seconds, tokens = state["counts"]
-    training = {"steps": steps, "seconds": seconds, "tokens": tokens, "flags": given.flags}
-    (path(given.model) / "training.json").write_text(json.dumps(training) + "\n")
+    training = {"steps": steps, "seconds": seconds, "tokens": tokens, "flags": given.flags, "note": given.note}
+    (path(given.model) / "training.json").write_text(json.dumps(training, indent=1) + "\n")
 
 
 if __name__ == "__main__":

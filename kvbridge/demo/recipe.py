@@ -49,13 +49,14 @@ class Phase:
 LONG_EVERY, LONG_ROWS = 25, 2048
 EMBEDDING_RATE = 1 / 3
 
-# The sender is to be the weaker reader: it is stopped soon after its documents begin.
+# The sender is to be the weaker reader: much prose, in which it forgets to copy, then documents, and an early stop.
 CURRICULA: dict[str, tuple[Phase, ...]] = {
     "sender": (
-        Phase(0.10, 64, (0.0, 0.0, 0.0), words=1.0),
-        Phase(0.38, 128, (0.0, 0.50, 0.0)),
-        Phase(0.70, 128, (0.0, 0.75, 0.10)),
-        Phase(1.00, 256, (0.40, 0.05, 0.55)),
+        Phase(0.04, 64, (0.0, 0.0, 0.0), words=1.0),
+        Phase(0.17, 128, (0.0, 0.50, 0.0)),
+        Phase(0.315, 128, (0.0, 0.75, 0.10)),
+        Phase(0.685, 256, (0.04, 0.0, 0.96)),
+        Phase(1.00, 256, (0.60, 0.0, 0.40)),
     ),
     "receiver": (
         Phase(0.02, 64, (0.0, 0.0, 0.0), words=1.0),

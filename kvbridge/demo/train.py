@@ -145,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=sorted(recipe.SHAPES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint.pt and log.jsonl")
     parser.add_argument("--sources", type=Path, default=Path("runs/demo-sources"), help="folder of the Debian packages")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--until", type=int, help="stop at this step of the schedule")
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -168,7 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         recipe.freeze_all_but(model, recipe.upper_third(model.config.num_hidden_layers))
     else:
         model = recipe.build(given.model, given.seed)
-    Run(model, Rows(tokenizer, pools(given.sources, given.model == "tuned"), given.seed), settings, given.out).train()
+    Run(model, Rows(tokenizer, pools(given.sources, given.model == "tuned"), given.seed), settings, given.out).train(
+        given.until
+    )
 
 
 if __name__ == "__main__":
