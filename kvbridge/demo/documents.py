@@ -37,7 +37,9 @@ def compose(rng: Random, pool: Sequence[str], start: int, chars: int) -> tuple[l
     Each round: prose, something told, prose, something asked, so that any stretch of the text after the first
     two hundred tokens holds answers that stand before it.
     """
-    ledger, pieces, quotable = Ledger(rng), [], []
+    ledger = Ledger(rng)
+    pieces: list[Piece] = []
+    quotable: list[str] = []
     kinds = rng.sample(sorted(KINDS), 2)
 
     def paragraph(parts: list[Piece]) -> None:
@@ -110,7 +112,8 @@ class Rows:
     def __init__(self, tokenizer: Tokenizer, pools: Sequence[Sequence[str]], seed: int) -> None:
         self.tokenizer, self.seed = tokenizer, seed
         self.pools = [pool for pool in pools if len(pool) > 3]
-        self.bos, self.eos = tokenizer.token_to_id("<bos>"), tokenizer.token_to_id("<eos>")
+        self.bos: int = tokenizer.token_to_id("<bos>") or 0
+        self.eos: int = tokenizer.token_to_id("<eos>") or 0
         self.words = sorted(i for w in VOCABULARY if (i := tokenizer.token_to_id("Ġ" + w[1:])) is not None)
         self.any = list(range(max(self.bos, self.eos) + 2, tokenizer.get_vocab_size()))
 

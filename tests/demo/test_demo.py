@@ -115,11 +115,11 @@ def test_chat_template_renders_and_marks_the_turn() -> None:
 def test_receiver_uses_its_context() -> None:
     torch.manual_seed(0)
     model = measure.load("receiver")
-    sample = rows("recall")[::12]
+    sample = rows("recall")[::30]
     seen = measure.recall(model, tokenizer(), sample)
     blind = measure.recall(model, tokenizer(), sample, context=False)
     assert sum(seen) / len(sample) > 5 * max(sum(blind) / len(sample), 0.04)
-    gain = measure.losses(model, tokenizer(), "test", 0, 60) - measure.losses(model, tokenizer(), "test", 192, 60)
+    gain = measure.losses(model, tokenizer(), "test", 0, 24) - measure.losses(model, tokenizer(), "test", 192, 24)
     assert gain > 0.3
 
 
