@@ -43,8 +43,8 @@ It exists to try kvbridge on a trained model without a download. It is no assist
 - Data: {data}, in the public domain, mixed with generated tasks whose answers stand earlier in the text
   (`kvbridge/demo/tasks.py`). The documents of the shipped texts were left out of training.
 - Recipe: `python -m kvbridge.demo.train --model {name}{flags}`: {steps:,} steps, {tokens:.1f} million tokens,
-  {hours:.2f} hours on one thread of a shared two-thread CPU core; Muon and AdamW, bf16 autocast, the curriculum of
-  `kvbridge/demo/recipe.py`. The shipped run: {note}.
+  {hours:.2f} hours on one thread of a shared two-thread CPU core; {start}Muon and AdamW, bf16 autocast,
+  the curriculum of `kvbridge/demo/recipe.py`. The shipped run: {note}.
 
 | measured on the shipped texts | |
 |---|---|
@@ -73,6 +73,7 @@ def write(name: str, figures: dict[str, float]) -> None:
         kv=config["num_key_value_heads"],
         head_dim=config["head_dim"],
         vocabulary=config["vocab_size"],
+        start="from the shipped receiver, " if name == "tuned" else "from the weights of `kvbridge/demo/priming.py`, ",
         flags=training["flags"],
         note=training["note"],
         steps=training["steps"],
