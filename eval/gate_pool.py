@@ -36,7 +36,7 @@ from kvbridge.snapshot import KVSnapshot
 ROWS = "pool.jsonl"
 PLAN, RUNG = RepairPlan(tail=17), RepairPlan(tail=49)
 ENDS, CHARACTERS = 5, (160, 800)
-WRONG_EVERY, ATTACK_EVERY, RUNG_EVERY = 5, 24, 4
+WRONG_EVERY, ATTACK_EVERY, RUNG_EVERY = 5, 60, 8
 Wrong = Callable[[Request, KVSnapshot, Random], KVSnapshot]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvbridge.errors import CorruptFile
 from kvbridge.eval.conditions import DEFAULT, Setup
 from kvbridge.eval.items import Item
 from kvbridge.eval.run import Excluded, evaluate, finish
+from kvbridge.eval.workers import Recipe, workers
 from kvbridge.files import parse_json, write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit, fit
@@ -86,8 +88,12 @@ def run_pair(
     plan: RepairPlan | None = None,
     controls: Path | None = None,
     progress: Any = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
-    """Evaluates an asset into `out` and returns the summary; a cut run continues."""
+    """Evaluates an asset into `out` and returns the summary; a cut run continues.
+
+    `processes` > 1 share the items, each with its own models and one thread (on the CPU, without a gate).
+    """
     asset = fitted.asset
     setup = Setup.of(asset, load_controls(asset, controls), sender, receiver, gate=gate, plan=plan)
     meta = {
@@ -97,7 +103,15 @@ def run_pair(
         "r2": _heat(asset),
         "attention_cosine": asset.manifest.scores["attention_cosine"],
     }
-    evaluate(setup, items, out, conditions=conditions, excluded=excluded, meta=meta, progress=progress)
+    with ExitStack() as stack:
+        compute = None
+        if processes > 1 and gate is None and receiver.device.type == "cpu":
+            dtype = receiver.geometry.dtype
+            recipe = Recipe(sender.name, receiver.name, dtype, asset.path, controls, plan)
+            compute = stack.enter_context(workers(recipe, processes))
+        evaluate(
+            setup, items, out, conditions=conditions, excluded=excluded, meta=meta, progress=progress, compute=compute
+        )
     return finish(out, texts={item.id: item.prompt + " ⟶ " + item.answers[0] for item in items})
 
 

@@ -38,7 +38,7 @@ class Size:
     items: int
 
 
-FULL = Size(train=240, validation=30, scored=16, items=200)
+FULL = Size(train=100, validation=16, scored=8, items=200)
 QUICK = Size(train=30, validation=6, scored=4, items=20)
 CONFIG = FitConfig(layers=16, selection="nearest", receiver_features="embeddings", max_tokens=320, cosine_documents=8)
 QUICK_CONFIG = FitConfig(
@@ -92,7 +92,15 @@ def run(out: Path, size: Size, config: FitConfig, latency: bool) -> None:
     items, excluded = make_items(raws[size.scored :], sender, receiver, limit=size.items)
     command = "make real-quick" if size is QUICK else "make real"
     summary = run_pair(
-        sender, receiver, fitted, items, out, command=command, excluded=excluded, progress=counted("items")
+        sender,
+        receiver,
+        fitted,
+        items,
+        out,
+        command=command,
+        excluded=excluded,
+        progress=counted("items"),
+        processes=2,
     )
     say(f"{time.perf_counter() - start:.0f} s in all")
     show(summary, False)

@@ -26,6 +26,19 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
+class Job:
+    """One item and what is still to be computed of it: `donor` is another document's text, `pair` goes into the rows."""
+
+    pair: str
+    item: Item
+    donor: str
+    conditions: tuple[str, ...]
+
+
+Compute = Callable[[Iterable[Job]], Iterable[list[Row]]]
+
+
+@dataclass(frozen=True)
 class Excluded:
     """A raw row that no item could be made of."""
 
@@ -97,11 +110,13 @@ def evaluate(
     excluded: Sequence[Excluded] = (),
     meta: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    compute: Compute | None = None,
 ) -> Path:
     """Runs every condition on every item and appends what is missing to `out/rows.jsonl`; returns that path.
 
     A cut run continues. Raises EvalError for unknown conditions, too few items, or rows of another pair; a row that
-    cannot be computed is written as excluded with its reason.
+    cannot be computed is written as excluded with its reason. `compute` takes jobs and gives their rows in order, by
+    default here and now (kvbridge.eval.workers: on several processes).
     """
     unknown = [c for c in conditions if c not in CONDITIONS]
     if unknown:
@@ -121,12 +136,16 @@ def evaluate(
                 if (lost.id, lost.task, condition) not in writer.done:
                     writer.write(_unusable(pair, lost.id, lost.document, lost.task, condition, lost.reason))
         donors = _donors(items)
-        for number, item in enumerate(items):
-            missing = [c for c in conditions if (item.id, item.task, c) not in writer.done]
+        jobs = []
+        for item in items:
+            missing = tuple(c for c in conditions if (item.id, item.task, c) not in writer.done)
             if missing:
-                writer.write_all(_item_rows(setup, pair, item, donors[item.id], missing))
+                jobs.append(Job(pair, item, donors[item.id], missing))
+        found = (item_rows(setup, job) for job in jobs) if compute is None else compute(jobs)
+        for number, rows in enumerate(found, len(items) - len(jobs) + 1):
+            writer.write_all(rows)
             if progress is not None:
-                progress(number + 1, len(items), item.task)
+                progress(number, len(items), rows[0].task)
     return out / ROWS
 
 
@@ -162,9 +181,10 @@ def pair_meta(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _item_rows(setup: Setup, pair: str, item: Item, donor: str, conditions: Sequence[str]) -> list[Row]:
+def item_rows(setup: Setup, job: Job) -> list[Row]:
     """Rows of one item; native runs first, also when only its distribution is needed."""
-    prompt, task = Prompt(setup, item, donor), TASKS[item.task]
+    pair, item, conditions = job.pair, job.item, job.conditions
+    prompt, task = Prompt(setup, item, job.donor), TASKS[item.task]
     own: Scored | None = None
     rows = []
     for condition in sorted({"native", *conditions}, key=lambda c: (c != "native", list(CONDITIONS).index(c))):

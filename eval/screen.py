@@ -120,6 +120,7 @@ def screen(
     latency: bool = True,
     say: Callable[[str], None],
     progress: Any = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes `out/screening.json`.
 
@@ -144,8 +145,9 @@ def screen(
             continue
         made, excluded = make_items(data.raws, sender, receiver, limit=items)
         summary = run_pair(
-            sender, receiver, fitted, made, folder, command=command, excluded=excluded, progress=progress
-        )
+            sender, receiver, fitted, made, folder, command=command, excluded=excluded, progress=progress,
+            processes=processes,
+        )  # fmt: skip
         tokens = _break_even(folder, fitted.asset, sender, receiver, data.raws) if latency else None
         size = sum(p.stat().st_size for p in (folder / ASSET).iterdir())
         found.append(Screened(sender.name, receiver.name, before, summary, size, tokens))

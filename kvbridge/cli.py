@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvbridge.cli_gate import gate
 from kvbridge.errors import KVBridgeError, UsageError
 
 app = typer.Typer(
@@ -22,9 +23,11 @@ app = typer.Typer(
 )
 evaluation = typer.Typer(help="Measure a translator against both denominators, with controls.", no_args_is_help=True)
 app.add_typer(evaluation, name="eval")
+app.add_typer(gate, name="gate")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+Processes = Annotated[int, typer.Option(min=1, help="Processes that share the items (CPU only), one thread each.")]
 Data = Annotated[str | None, typer.Option(help="A .jsonl, .parquet or .txt file, a folder, or a Hub dataset id.")]
 
 
@@ -41,7 +44,7 @@ def emit(body: Any) -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
-    items: Annotated[int, typer.Option(help="Items per task.", min=2)] = 120,
+    items: Annotated[int, typer.Option(help="Continuation items; a third as many questions.", min=6)] = 165,
     latency: Annotated[bool, typer.Option("--latency", help="Also time handoff against prefill.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -132,16 +135,30 @@ def eval_run(
     tasks: Annotated[str | None, typer.Option(help="Comma-separated; default: all in the data.")] = None,
     limit: Annotated[int | None, typer.Option(help="Items per task.", min=2)] = None,
     controls: Annotated[Path | None, typer.Option(help="Control set; default: ASSET.controls.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="For gated: calibration; default: ASSET.gate.")] = None,
     sender: Annotated[str | None, typer.Option(help="Sender, where the manifest's id is not where it lies.")] = None,
     receiver: Annotated[str | None, typer.Option(help="Receiver, likewise.")] = None,
     device: Device = "cpu",
+    processes: Processes = 1,
     as_json: Json = False,
 ) -> None:
     """Evaluate an asset on held-out items: one JSONL row per item and condition, then summary and report."""
     from kvbridge.cli_run import run_eval
 
     split = lambda text: None if text is None else tuple(x.strip() for x in text.split(",") if x.strip())  # noqa: E731
-    run_eval(asset, data, out, split(conditions), split(tasks), limit, controls, (sender, receiver), device, as_json)
+    run_eval(
+        asset,
+        data,
+        out,
+        split(conditions),
+        split(tasks),
+        limit,
+        controls,
+        calibration,
+        (sender, receiver),
+        device,
+        as_json,
+    )
 
 
 @app.command()
@@ -155,6 +172,7 @@ def screen(
     predict_only: Annotated[bool, typer.Option("--predict-only", help="Only what can be said before fitting.")] = False,
     latency: Annotated[bool, typer.Option(help="Measure the break-even prompt length.")] = True,
     device: Device = "cpu",
+    processes: Processes = 1,
     as_json: Json = False,
 ) -> None:
     """Predict, fit and measure every ordered pair of MODELS: which are worth a translator?"""
@@ -170,6 +188,7 @@ def screen(
         predict_only,
         latency,
         device,
+        processes,
         as_json,
     )
 

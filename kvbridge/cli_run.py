@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,15 @@ from kvbridge.eval.screen import Data as ScreenData
 from kvbridge.eval.screen import screen
 from kvbridge.eval.screening import screening_table
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import read_documents, split_of
+from kvbridge.fitting.data import Document, read_documents, split_of
 from kvbridge.fitting.memory import plan_memory
+from kvbridge.gates.calibration import load_calibration
+from kvbridge.gates.policy import CalibratedGate
 from kvbridge.models import Model
 
-DEMO_CONFIG = FitConfig(max_tokens=128)
+DEMO_CONFIG = FitConfig(max_tokens=256)
+DEMO_DOCUMENTS = {"train": 240, "validation": 48, "test": 16}
+DEMO_RECALL_SHARE = 3
 DEMO_TEXTS = str(demo.texts("train").parent)
 
 
@@ -55,12 +62,14 @@ def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
     """`kvbridge demo`."""
     start = time.perf_counter()
     sender, receiver = loaded(["demo:sender", "demo:receiver"], "cpu")
-    fitted = fitted_asset(sender, receiver, DEMO_TEXTS, out, DEMO_CONFIG, say=say, progress=progress_of("fit"))
-    raws = [*demo_rows("test"), *demo_rows("recall")]
-    found, excluded = make_items(raws, sender, receiver, limit=items)
+    texts = [d for split, count in DEMO_DOCUMENTS.items() for d in demo_documents(split, count)]
+    fitted = fitted_asset(sender, receiver, texts, out, DEMO_CONFIG, say=say, progress=progress_of("fit"))
+    found, excluded = make_items(demo_rows("test"), sender, receiver, limit=items)
+    asked, left = make_items(demo_rows("recall"), sender, receiver, limit=max(2, items // DEMO_RECALL_SHARE))
     summary = run_pair(
-        sender, receiver, fitted, found, out, command="kvbridge demo", excluded=excluded, progress=counted("items")
-    )
+        sender, receiver, fitted, [*found, *asked], out, command="kvbridge demo", excluded=[*excluded, *left],
+        progress=counted("items"), processes=min(2, os.cpu_count() or 1),
+    )  # fmt: skip
     say(f"{time.perf_counter() - start:.0f} s in all; report: {out / REPORT}")
     show(summary, as_json)
     if latency:
@@ -69,6 +78,13 @@ def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
             [r.body["text"] for r in demo_rows("test")],
             as_json,
         )
+
+
+def demo_documents(split: str, count: int) -> list[Document]:
+    """The first documents of one of the demo's splits."""
+    path = demo.texts(split)
+    found = itertools.islice(read_documents(str(path)), count)
+    return [replace(document, split=split) for document in found]
 
 
 def run_fit(
@@ -120,16 +136,22 @@ def run_fit(
 
 def run_eval(
     path: Path, data: str | None, out: Path, conditions: tuple[str, ...] | None, tasks: tuple[str, ...] | None,
-    limit: int | None, controls: Path | None, names: tuple[str | None, str | None], device: str, as_json: bool,
+    limit: int | None, controls: Path | None, calibration: Path | None, names: tuple[str | None, str | None], device: str,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge eval run`."""
     asset = load_asset(path)
+    gate, plan = None, None
+    if "gated" in (conditions or ()):
+        found = load_calibration(calibration or path.with_name(path.name + ".gate"), asset)
+        gate, plan = CalibratedGate(found), found.rungs[0].plan
     sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
     items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks)
     summary = run_pair(
         sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
-        conditions=conditions or DEFAULT, excluded=excluded, controls=controls, progress=counted("items"),
+        conditions=conditions or DEFAULT, excluded=excluded, gate=gate, plan=plan, controls=controls,
+        progress=counted("items"),
     )  # fmt: skip
     say(f"report: {out / REPORT}")
     show(summary, as_json)
@@ -137,7 +159,7 @@ def run_eval(
 
 def run_screen(
     names: Sequence[str], data: str | None, out: Path, items: int, config: FitConfig, predict_only: bool, latency: bool,
-    device: str, as_json: bool,
+    device: str, processes: int, as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge screen`."""
     models = loaded(names, device)
@@ -149,7 +171,7 @@ def run_screen(
         raws = [raw for raw in read_raw(data) if raw.id in held_out]
     result = screen(
         models, ScreenData(documents, raws), out, command=" ".join(["kvbridge", *sys.argv[1:]]), config=config, items=items,
-        predict_only=predict_only, latency=latency, say=say, progress=counted("items"),
+        predict_only=predict_only, latency=latency, say=say, progress=counted("items"), processes=processes,
     )  # fmt: skip
     if as_json:
         emit(result)
