@@ -27,8 +27,10 @@ from kvbridge.translator import Translator
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """What a gate may look at. `translated[layer][stream]` `[cached, heads, width]` is the cache as translated (rotated,
-    receiver dtype) before any token was recomputed, `repaired` after; `chosen` `[n]` the recomputed tokens;
-    `predicted_flops` of the whole handoff.
+    receiver dtype) before any token was recomputed, `repaired` after; `chosen` `[n]` the recomputed tokens; `states`
+    `[n + 1, hidden]` what leaves the receiver's last layer for the chosen tokens and for the prompt's last one, under the
+    repaired cache; `exact_layers` how many leading layers are the receiver's own; `spans` `[tokens, 2]` of ids in the
+    text; `predicted_flops` of the whole handoff.
     """
 
     sender: Model
@@ -44,6 +46,9 @@ class Evidence:
     features: Tensor | None
     alignment: Alignment
     predicted_flops: int
+    states: Tensor
+    exact_layers: int
+    spans: Tensor
 
 
 class Gate(Protocol):
@@ -267,11 +272,12 @@ class Bridge:
                 cache[layer][name][at] = value.to(receiver.dtype)
         self._fill_exact(request, cache)
         before = [{name: t.clone() for name, t in layer.items()} for layer in cache] if self.gate is not None else cache
-        recompute(receiver, request.encoding.ids[: request.cached], cache, request.chosen)
+        ids, last = request.encoding.ids[: request.cached], request.encoding.ids[request.cached :]
+        states = recompute(receiver, ids, cache, request.chosen, following=None if self.gate is None else last)
         self._fill_exact(request, cache)
         if not all(bool(torch.isfinite(t).all()) for layer in cache for t in layer.values()):
             return self._dense(request.encoding, discard("not_finite", "the cache after repair"))
-        decision = self._decide(request, plan, before, cache)
+        decision = self._decide(request, plan, before, cache, states)
         if not decision.accepted:
             return self._dense(request.encoding, decision)
         return Handoff(decision, self._provenance(request), receiver, request.encoding.ids, cache, request.cached)
@@ -298,12 +304,15 @@ class Bridge:
             for s in streams
         }
 
-    def _decide(self, request: _Request, plan: RepairPlan, before: list[LayerKV], cache: list[LayerKV]) -> Decision:
+    def _decide(
+        self, request: _Request, plan: RepairPlan, before: list[LayerKV], cache: list[LayerKV], states: Tensor | None
+    ) -> Decision:
         flops = self._flops(request)
         if request.exact_layers >= len(cache):
             return Decision("use", "exact", predicted_flops=flops)
         if self.gate is None:
             return Decision("use_approximate", "ungated", predicted_flops=flops)
+        assert states is not None
         return self.gate.decide(
             Evidence(
                 self.sender,
@@ -319,6 +328,9 @@ class Bridge:
                 request.feature,
                 request.alignment,
                 flops,
+                states,
+                request.exact_layers,
+                request.encoding.spans,
             )
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,3 +73,19 @@ def first_layers(model: Model, ids: Tensor, count: int) -> FirstLayers:
             hidden = reached.hidden
     layers = [{"k": k[0].transpose(0, 1), "v": v[0].transpose(0, 1)} for k, v in cached_layers(cache)]
     return FirstLayers(hidden[0].float(), layers)
+
+
+@torch.no_grad()
+def first_layer_kv(model: Model, ids: Tensor, positions: Tensor) -> LayerKV:
+    """What layer 0 caches for ids `[n]` at positions `[n]` (ascending, holes allowed), `[n, heads, width]` as cached: it
+    depends on each token and its position alone, so any sample of a prompt gives its very rows.
+    """
+    cache = DynamicCache()
+    arguments: dict[str, Any] = {"cache": cache, "position_ids": positions[None]}
+    if len(model.layers) == 1:
+        run_decoder(model, ids[None], **arguments)
+    else:
+        with stopped_at(model.layers[1]), suppress(_Reached):
+            run_decoder(model, ids[None], **arguments)
+    keys, values = cached_layers(cache)[0]
+    return {"k": keys[0].transpose(0, 1), "v": values[0].transpose(0, 1)}

@@ -44,18 +44,23 @@ class RepairPlan:
 
 
 @torch.no_grad()
-def recompute(model: Model, ids: Tensor, layers: list[LayerKV], chosen: Tensor) -> None:
+def recompute(
+    model: Model, ids: Tensor, layers: list[LayerKV], chosen: Tensor, *, following: Tensor | None = None
+) -> Tensor | None:
     """Replaces rows `chosen` `[n]` of `layers` (as cached, `[tokens, heads, width]`, modified) by the receiver's own.
 
     ids `[tokens]` stand at positions 0..tokens−1. One forward of the chosen tokens: each sees the rows before it that
-    are not chosen, as they stand, and the chosen tokens up to itself.
+    are not chosen, as they stand, and the chosen tokens up to itself. `following` `[m]`: ids of the next tokens, which
+    run along and are not cached. Returns what leaves the last layer, `[n + m, hidden]`; None where nothing ran.
     """
-    if len(chosen) == 0:
-        return
+    more = 0 if following is None else len(following)
+    if len(chosen) + more == 0:
+        return None
     device, count = model.device, len(ids)
     kept = torch.ones(count, dtype=torch.bool)
     kept[chosen] = False
-    kept[int(chosen[-1]) :] = False
+    if not more:
+        kept[int(chosen[-1]) :] = False
     kept_at = kept.nonzero()[:, 0]
     at = chosen.to(device)
     cache = DynamicCache()
@@ -63,11 +68,16 @@ def recompute(model: Model, ids: Tensor, layers: list[LayerKV], chosen: Tensor) 
         rows = kept_at.to(device)
         for index, layer in enumerate(layers):
             cache.update(layer["k"][rows].transpose(0, 1)[None], layer["v"][rows].transpose(0, 1)[None], index)
-    mask = _masks(model, chosen, torch.cat((kept_at, chosen)))
-    run_decoder(model, ids[chosen][None], cache=cache, position_ids=chosen[None], attention_mask=mask)
-    for layer, (keys, values) in zip(layers, cached_layers(cache), strict=True):
-        layer["k"][at] = keys[0].transpose(0, 1)[-len(chosen) :]
-        layer["v"][at] = values[0].transpose(0, 1)[-len(chosen) :]
+    places = torch.cat((chosen, torch.arange(count, count + more)))
+    tokens = ids[chosen] if following is None else torch.cat((ids[chosen], following))
+    mask = _masks(model, places, torch.cat((kept_at, places)))
+    output = run_decoder(model, tokens[None], cache=cache, position_ids=places[None], attention_mask=mask)
+    ours = slice(-len(places), -more if more else None)
+    if len(chosen):
+        for layer, (keys, values) in zip(layers, cached_layers(cache), strict=True):
+            layer["k"][at] = keys[0].transpose(0, 1)[ours]
+            layer["v"][at] = values[0].transpose(0, 1)[ours]
+    return output.last_hidden_state[0]
 
 
 def _masks(model: Model, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:

@@ -1,0 +1,278 @@
+"""The sealed calibration: thresholds and their guarantee, scores, limits and statistics, bound to one translator.
+
+A folder of `calibration.json`, `gate.safetensors` and `SHA256SUMS`. Its digest is that of SHA256SUMS.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from kvbridge.asset import Asset
+from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
+from kvbridge.files import (
+    check_safetensors_header,
+    publish_folder,
+    read_json,
+    verify_folder,
+)
+from kvbridge.gates.extras import RANK, Extras
+from kvbridge.gates.guarantee import Tested
+from kvbridge.gates.labels import LABELS
+from kvbridge.gates.score import Score
+from kvbridge.gates.signals import SIGNALS
+from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.repair import RepairPlan
+
+SCHEMA = "kvbridge.calibration/1"
+BODY, TENSORS = "calibration.json", "gate.safetensors"
+MAX_PLANS, MAX_TENSORS = 16, 4096
+_FIELDS = frozenset({
+    "schema", "translator", "sender", "receiver", "label", "tau", "alpha", "lenient_alpha", "delta", "signals", "rungs",
+    "strict", "lenient", "conformal", "needed", "counts", "report", "corpus_digest", "extras",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One repair plan of the ladder: its score, and per column the limit above which a cache is not of this text."""
+
+    plan: RepairPlan
+    score: Score
+    limits: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What a gate decides by. `strict` and `lenient`: the thresholds that passed at α and at `lenient_alpha`, each at
+    confidence 1 − δ, None where none did; `needed`: accepted items without a failure that the strict level takes.
+    `translator`, `sender`, `receiver`: digests it is bound to. `digest` is None until it is saved.
+    """
+
+    translator: str
+    sender: str
+    receiver: str
+    label: str
+    tau: float | None
+    alpha: float
+    lenient_alpha: float
+    delta: float
+    signals: tuple[str, ...]
+    rungs: tuple[Rung, ...]
+    strict: Tested | None
+    lenient: Tested | None
+    conformal: float | None
+    needed: int
+    counts: dict[str, int]
+    report: dict[str, Any]
+    corpus_digest: str
+    extras: Extras
+    digest: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether any level passed."""
+        return self.strict is not None or self.lenient is not None
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing is accepted, and what it takes."""
+        return (
+            f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few were accepted without "
+            f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure"
+        )
+
+    def rung(self, plan: RepairPlan) -> Rung | None:
+        """The rung of this very plan."""
+        return next((r for r in self.rungs if r.plan == plan), None)
+
+    def body(self) -> dict[str, Any]:
+        """What calibration.json holds."""
+        tested = lambda t: None if t is None else asdict(t)  # noqa: E731
+        return {
+            "schema": SCHEMA, "translator": self.translator, "sender": self.sender, "receiver": self.receiver,
+            "label": self.label, "tau": self.tau, "alpha": self.alpha, "lenient_alpha": self.lenient_alpha,
+            "delta": self.delta, "signals": list(self.signals),
+            "rungs": [
+                {"plan": {**asdict(r.plan), "tokens": list(r.plan.tokens)}, "score": r.score.to_json(), "limits": r.limits}
+                for r in self.rungs
+            ],
+            "strict": tested(self.strict), "lenient": tested(self.lenient), "conformal": self.conformal,
+            "needed": self.needed, "counts": self.counts, "report": self.report, "corpus_digest": self.corpus_digest,
+            "extras": {
+                "basis_layers": list(self.extras.basis_layers),
+                "half_layers": [list(x) for x in self.extras.half_layers],
+                "targets": list(self.extras.targets),
+                "residual": [[layer, name] for layer, name in self.extras.residual],
+            },
+        }  # fmt: skip
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> str:
+    """Writes the folder, whole or not at all, and returns its digest; the same calibration gives the same bytes."""
+    body = calibration.body()
+    raw = (json.dumps(body, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+    tensors = _tensors(calibration.extras)
+    return publish_folder(Path(path), {BODY: raw, TENSORS: save(tensors, metadata={"kvbridge": digest_json(body)})})
+
+
+def _tensors(extras: Extras) -> dict[str, Tensor]:
+    found = {"mean": extras.mean, "scale": extras.scale, "factor": extras.factor}
+    found |= {f"half.{i}": w for i, w in enumerate(extras.halves)}
+    found |= {f"residual.{layer}.{name}": t for (layer, name), t in extras.residual.items()}
+    return {name: t.float().contiguous() for name, t in found.items()}
+
+
+def load_calibration(path: str | Path, asset: Asset) -> Calibration:
+    """Reads and verifies a calibration of `asset`. Raises CorruptFile or UnknownSchema; reads no pickle."""
+    path = Path(path)
+    digest = verify_folder(path, required=frozenset({BODY, TENSORS}))
+    body, name = read_json(path / BODY), str(path / BODY)
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        raise UnknownSchema(f"{name}: expected schema {SCHEMA}; use the matching kvbridge or calibrate again")
+    if set(body) != _FIELDS:
+        raise CorruptFile(f"{name}: unexpected or missing fields: {', '.join(sorted(set(body) ^ _FIELDS))[:200]}")
+    manifest = asset.manifest
+    bound = (asset.digest, manifest.sender.digest, manifest.receiver.digest)
+    if (body["translator"], body["sender"], body["receiver"]) != bound:
+        raise CorruptFile(f"{name}: this calibration is of another translator; calibrate {asset.path} again")
+    try:
+        plain = _plain(body, name)
+        layers = _layers(body["extras"], manifest.sender, manifest.receiver)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+        raise CorruptFile(f"{name}: malformed: {repr(error)[:200]}") from error
+    extras = _read_extras(path / TENSORS, body, layers, manifest.sender, manifest.receiver)
+    return Calibration(**plain, extras=extras, digest=digest)
+
+
+def _plain(body: dict[str, Any], name: str) -> dict[str, Any]:
+    signals = tuple(_known(s, SIGNALS) for s in _list(body["signals"]))
+    columns = frozenset(c for s in signals for c in SIGNALS[s].columns)
+    rungs = tuple(_rung(r, columns, name) for r in _list(body["rungs"]))
+    if (
+        not 1 <= len(rungs) <= MAX_PLANS
+        or len({r.plan for r in rungs}) != len(rungs)
+        or len(set(signals)) != len(signals)
+    ):
+        raise ValueError("expected different plans and signals")
+    counts, report = body["counts"], body["report"]
+    if not isinstance(counts, dict) or any(type(v) is not int or v < 0 for v in counts.values()):
+        raise ValueError("expected counts")
+    if not isinstance(report, dict) or type(body["corpus_digest"]) is not str:
+        raise ValueError("expected a report and a corpus digest")
+    levels = {k: _within(body[k], 0, 1) for k in ("alpha", "lenient_alpha", "delta")}
+    tau = None if body["tau"] is None else _within(body["tau"], 0, 1e6)
+    conformal = None if body["conformal"] is None else _within(body["conformal"], 0, 1)
+    if type(body["needed"]) is not int or body["needed"] < 1:
+        raise ValueError("expected how many items are needed")
+    return {
+        "translator": body["translator"], "sender": body["sender"], "receiver": body["receiver"],
+        "label": _known(body["label"], LABELS), "tau": tau, **levels, "signals": signals, "rungs": rungs,
+        "strict": _tested(body["strict"], levels["delta"]), "lenient": _tested(body["lenient"], levels["delta"]),
+        "conformal": conformal, "needed": body["needed"], "counts": counts, "report": report,
+        "corpus_digest": body["corpus_digest"],
+    }  # fmt: skip
+
+
+def _rung(body: Any, columns: frozenset[str], name: str) -> Rung:
+    if set(body) != {"plan", "score", "limits"} or set(body["plan"]) != {"sinks", "tail", "layers", "tokens"}:
+        raise ValueError("expected plan, score and limits")
+    plan = body["plan"]
+    numbers = [plan["sinks"], plan["tail"], plan["layers"], *_list(plan["tokens"])]
+    if any(type(n) is not int or not 0 <= n < 1 << 31 for n in numbers):
+        raise ValueError("expected whole numbers in a plan")
+    limits = {_known(c, columns): _within(v, -1e30, 1e30) for c, v in body["limits"].items()}
+    try:
+        found = RepairPlan(plan["sinks"], plan["tail"], plan["layers"], tuple(plan["tokens"]))
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    return Rung(found, Score.from_json(body["score"], columns, name), limits)
+
+
+def _tested(body: Any, delta: float) -> Tested | None:
+    if body is None:
+        return None
+    if set(body) != {"threshold", "items", "failures", "p"}:
+        raise ValueError("expected a tested threshold")
+    if (
+        type(body["items"]) is not int
+        or type(body["failures"]) is not int
+        or not 0 <= body["failures"] <= body["items"]
+    ):
+        raise ValueError("expected counts of a tested threshold")
+    return Tested(_within(body["threshold"], 0, 1), body["items"], body["failures"], _within(body["p"], 0, delta))
+
+
+def _layers(
+    body: Any, sender: KVGeometry, receiver: KVGeometry
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[tuple[int, str]]]:
+    if set(body) != {"basis_layers", "half_layers", "targets", "residual"}:
+        raise ValueError("expected the layers of the statistics")
+    index = lambda v, count: v if type(v) is int and 0 <= v < count else _fail(f"no layer {v!r:.40}")  # noqa: E731
+    ours, theirs = len(sender.layers), len(receiver.layers)
+    basis = tuple(index(i, ours) for i in _list(body["basis_layers"]))
+    a, b = (tuple(index(i, ours) for i in _list(half)) for half in _list(body["half_layers"]))
+    targets = tuple(index(i, theirs) for i in _list(body["targets"]))
+    residual = [(index(i, theirs), _known(s, ("k", "v"))) for i, s in _list(body["residual"])]
+    return basis, (a, b), targets, residual
+
+
+def _read_extras(path: Path, body: dict[str, Any], layers: Any, sender: KVGeometry, receiver: KVGeometry) -> Extras:
+    basis, halves, targets, residual = layers
+    width = lambda geometry, i, names: sum(geometry.layers[i].stream(n).features for n in names)  # noqa: E731
+    features = sum(width(sender, i, "kv") for i in basis)
+    outputs = sum(width(receiver, i, "v") for i in targets)
+    expected: dict[str, tuple[int, ...]] = {
+        "mean": (features,),
+        "scale": (features,),
+        "factor": (features, min(RANK, features)),
+        **{
+            f"half.{n}": (sum(width(sender, i, "kv") for i in half) + 1, outputs)
+            for n, half in enumerate(halves)
+            if half
+        },
+        **{f"residual.{i}.{s}": (width(receiver, i, s),) for i, s in residual},
+    }
+    header = check_safetensors_header(path, max_tensors=MAX_TENSORS)
+    found = {n: (dtype, shape) for n, (dtype, shape, _) in header.tensors.items()}
+    if found != {n: ("F32", shape) for n, shape in expected.items()}:
+        odd = sorted(n for n in found.keys() | expected.keys() if found.get(n) != ("F32", expected.get(n)))
+        raise CorruptFile(f"{path}: tensors do not match calibration.json: {', '.join(n[:80] for n in odd[:4])}")
+    if header.metadata != {"kvbridge": digest_json(body)}:
+        raise CorruptFile(f"{path}: these tensors are not of this calibration; calibrate again")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    bad = [n for n, t in tensors.items() if not bool(torch.isfinite(t).all())]
+    if bad or bool((tensors["scale"] <= 0).any()):
+        raise CorruptFile(f"{path}: {(bad or ['scale'])[0]} holds NaN, infinity or scales that are not above 0")
+    both = tuple(tensors[n] for n in ("half.0", "half.1") if n in tensors)
+    return Extras(
+        basis, tensors["mean"], tensors["scale"], tensors["factor"],
+        {(i, s): tensors[f"residual.{i}.{s}"] for i, s in residual}, halves, targets, both,
+    )  # fmt: skip
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else _fail(f"expected a list, found {value!r:.40}")
+
+
+def _known(value: Any, names: Any) -> str:
+    return value if type(value) is str and value in names else _fail(f"{value!r:.40} is not known")
+
+
+def _within(value: Any, low: float, high: float) -> float:
+    fine = type(value) in (int, float) and low <= value <= high
+    return float(value) if fine else _fail(f"expected a number from {low:g} to {high:g}, found {value!r:.40}")
+
+
+def _fail(message: str) -> Any:
+    raise ValueError(message)

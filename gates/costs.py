@@ -1,0 +1,68 @@
+"""What each part of a gate's work costs, in FLOPs: the same functions count a decision and predict one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbridge.cost import forward_flops
+from kvbridge.geometry import KVGeometry
+
+KNOWN, SAMPLED, FEW = 8, 64, 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the costs depend on: both models, the prompt's tokens, rows of what was fitted."""
+
+    sender: KVGeometry
+    receiver: KVGeometry
+    tokens: int
+    basis_numbers: int = 0
+    halves_parameters: int = 0
+    first_parameters: int = 0
+
+
+def head_flops(geometry: KVGeometry, tokens: int) -> int:
+    """The language-model head over `tokens` states."""
+    return 2 * geometry.hidden_size * geometry.vocabulary * tokens
+
+
+def sender_tail(shape: Shape) -> int:
+    """The sender runs its last known tokens once more over its own cache, head included."""
+    new = min(KNOWN + 1, shape.tokens)
+    return forward_flops(shape.sender, new, shape.tokens - new) + head_flops(shape.sender, new)
+
+
+def sender_first(shape: Shape) -> int:
+    """The sender's first layer over sampled tokens."""
+    return forward_flops(shape.sender, min(SAMPLED, shape.tokens), 0, layers=1)
+
+
+def receiver_head(shape: Shape) -> int:
+    """The receiver's head over the known tokens that were recomputed anyway."""
+    return head_flops(shape.receiver, min(KNOWN, shape.tokens))
+
+
+def next_token(shape: Shape) -> int:
+    """One token through the receiver, with its head: whoever goes on from the cache runs it again."""
+    return forward_flops(shape.receiver, 1, shape.tokens - 1, head=True)
+
+
+def first_maps(shape: Shape) -> int:
+    """The translator's maps of layers that the receiver computed itself, over sampled tokens."""
+    return 2 * shape.first_parameters * min(SAMPLED, shape.tokens)
+
+
+def basis(shape: Shape) -> int:
+    """Projections of sampled sender rows."""
+    return 2 * shape.basis_numbers * min(SAMPLED, shape.tokens)
+
+
+def halves(shape: Shape) -> int:
+    """Two maps from disjoint sender layers over a few rows."""
+    return 2 * shape.halves_parameters * min(FEW, shape.tokens)
+
+
+PARTS = {
+    f.__name__: f for f in (sender_tail, sender_first, receiver_head, next_token, first_maps, basis, halves)
+}  # fmt: skip

@@ -1,0 +1,133 @@
+"""What signals need beside the models: statistics of sender rows and residuals, and two maps from disjoint layers.
+
+`Gathering` is filled request by request (fp64), `Extras` is its frozen result and what a calibration stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvbridge.bridge import Evidence
+from kvbridge.errors import DataError
+from kvbridge.geometry import KVGeometry
+from kvbridge.snapshot import LayerKV
+
+BASIS_LAYERS, RANK, HALF_LAYERS, HALF_TARGETS = 4, 64, 4, 2
+RIDGE = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Extras:
+    """Fitted numbers, all fp32. `mean`, `scale` `[features]` of sender rows over `basis_layers`; `factor`
+    `[features, rank]` whitened principal directions of the standardised rows; `residual` (layer, stream) → mean squared
+    error `[heads · width]` of translated tail rows; `halves`: W `[inputs + 1, outputs]` of two maps to the values of
+    `targets`, from `half_layers[0]` and `half_layers[1]`.
+    """
+
+    basis_layers: tuple[int, ...] = ()
+    mean: Tensor = field(default_factory=lambda: torch.zeros(0))
+    scale: Tensor = field(default_factory=lambda: torch.zeros(0))
+    factor: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    residual: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
+    half_layers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    targets: tuple[int, ...] = ()
+    halves: tuple[Tensor, ...] = ()
+
+    @property
+    def basis_numbers(self) -> int:
+        """Multiply-adds of one row's projection."""
+        return self.factor.numel()
+
+    @property
+    def halves_parameters(self) -> int:
+        """Multiply-adds of one row through both maps."""
+        return sum(w.numel() for w in self.halves)
+
+
+def basis_layers(sender: KVGeometry) -> tuple[int, ...]:
+    """Up to BASIS_LAYERS sender layers, evenly spread, the last one among them."""
+    return _spread(list(range(len(sender.layers))), BASIS_LAYERS)
+
+
+def half_layers(sender: KVGeometry) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Even and odd sender layers, up to HALF_LAYERS of each: disjoint."""
+    layers = list(range(len(sender.layers)))
+    return _spread(layers[0::2], HALF_LAYERS), _spread(layers[1::2], HALF_LAYERS)
+
+
+def _spread(layers: list[int], count: int) -> tuple[int, ...]:
+    if len(layers) <= count:
+        return tuple(layers)
+    return tuple(layers[round((i + 1) * (len(layers) - 1) / count)] for i in range(count))
+
+
+def basis_rows(content: Mapping[int, LayerKV], layers: tuple[int, ...]) -> Tensor:
+    """Sender rows side by side, `[n, features]`."""
+    return torch.cat([content[i][name].flatten(1) for i in layers for name in ("k", "v")], dim=1)
+
+
+class Gathering:
+    """Second moments of sender rows, tail residuals and the normal equations of both halves; `solve` gives Extras."""
+
+    def __init__(self, sender: KVGeometry, receiver: KVGeometry) -> None:
+        self.layers, self.half_layers = basis_layers(sender), half_layers(sender)
+        self.targets = tuple(range(max(0, len(receiver.layers) - HALF_TARGETS), len(receiver.layers)))
+        self.rows = self.tails = 0
+        self._sum = self._squares = torch.zeros(0)
+        self._normal: list[tuple[Tensor, Tensor]] = []
+        self._residual: dict[tuple[int, str], Tensor] = {}
+
+    def update(self, evidence: Evidence, native: list[LayerKV], rows: Tensor, tail: Tensor) -> None:
+        """Adds one request: receiver tokens `rows` `[n]` of the prompt, `native[layer][stream]` the receiver's own cache
+        of it, `tail` `[m]` the known tokens that were recomputed. Nothing given is modified."""
+        wanted = sorted({*self.layers, *self.half_layers[0], *self.half_layers[1]})
+        index = evidence.alignment.index[rows]
+        content = {i: evidence.snapshot.content(evidence.sender.rotation, index, i) for i in wanted}
+        x = basis_rows(content, self.layers).double()
+        if not self.rows:
+            self._sum, self._squares = torch.zeros_like(x[0]), torch.zeros((x.shape[1],) * 2, dtype=torch.float64)
+        self._sum += x.sum(0)
+        self._squares += x.T @ x
+        self.rows += len(x)
+        y = torch.cat([native[i]["v"][rows].flatten(1) for i in self.targets], dim=1).double()
+        for number, layers in enumerate(self.half_layers):
+            if not layers:
+                continue
+            inputs = torch.cat((basis_rows(content, layers).double(), torch.ones((len(x), 1), dtype=torch.float64)), 1)
+            products = inputs.T @ inputs, inputs.T @ y
+            if number == len(self._normal):
+                self._normal.append(products)
+            else:
+                for total, more in zip(self._normal[number], products, strict=True):
+                    total += more
+        for layer in range(evidence.exact_layers, len(native)):
+            for name, tensor in evidence.translated[layer].items():
+                error = (tensor[tail] - evidence.repaired[layer][name][tail]).double().square().flatten(1).sum(0)
+                self._residual[layer, name] = self._residual.get((layer, name), torch.zeros_like(error)) + error
+        self.tails += len(tail)
+
+    def solve(self) -> Extras:
+        """Raises DataError with too few rows."""
+        if self.rows < 2 * RANK:
+            raise DataError(f"expected at least {2 * RANK} rows for the gate's statistics, found {self.rows}")
+        mean = self._sum / self.rows
+        covariance = self._squares / self.rows - torch.outer(mean, mean)
+        scale = covariance.diagonal().clamp_min(0).sqrt().clamp_min(1e-6)
+        values, vectors = torch.linalg.eigh(covariance / torch.outer(scale, scale))
+        rank = min(RANK, len(values))
+        top = values[-rank:].clamp_min(1e-6)
+        halves = []
+        for gram, cross in self._normal:
+            damping = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+            damping[-1, -1] = 0.0
+            halves.append(torch.linalg.solve(gram + damping, cross).float())
+        both = len(halves) == 2
+        return Extras(
+            self.layers, mean.float(), scale.float(), (vectors[:, -rank:] / top.sqrt()).float().contiguous(),
+            {key: (total / max(1, self.tails)).float() for key, total in self._residual.items()},
+            self.half_layers if both else ((), ()), self.targets if both else (), tuple(halves) if both else (),
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Calibration requests as numbers: what the signals said on each rung, and whether it was damaged. Arrays, no models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbridge.gates.calibration import Rung
+from kvbridge.gates.score import Score
+from kvbridge.gates.signals import SIGNALS
+
+Floats = NDArray[np.float64]
+MARGIN = 0.25
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rung of one request. `columns` None: refused before the gate. `flops`: handoff and gate together."""
+
+    columns: Mapping[str, float] | None
+    damaged: bool
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request with an attempt per rung, cheapest first. `prefill`: FLOPs of the receiver's own."""
+
+    id: str
+    document: str
+    tokens: int
+    attempts: tuple[Attempt, ...]
+    prefill: int = 0
+
+
+def matrix(items: Sequence[Item], rung: int, columns: Sequence[str]) -> tuple[Floats, NDArray[np.bool_], list[int]]:
+    """Rows `[n, columns]`, damage `[n]` and item numbers, of the requests that reached the gate on this rung."""
+    at = [i for i, item in enumerate(items) if item.attempts[rung].columns is not None]
+    rows = [[items[i].attempts[rung].columns[c] for c in columns] for i in at]  # type: ignore[index]
+    damaged = np.array([items[i].attempts[rung].damaged for i in at], dtype=bool)
+    return np.array(rows, dtype=np.float64).reshape(len(at), len(columns)), damaged, at
+
+
+def limits_of(items: Sequence[Item], rung: int, signals: Sequence[str]) -> dict[str, float]:
+    """Per integrity column: the largest value seen with the right cache, and a margin of its distance to the median."""
+    columns = [c for s in signals if SIGNALS[s].integrity for c in SIGNALS[s].columns]
+    rows, _, _ = matrix(items, rung, columns)
+    if not len(rows):
+        return {}
+    top, middle = rows.max(0), np.median(rows, 0)
+    return {c: float(f"{t + MARGIN * (t - m) + 1e-3:.6g}") for c, t, m in zip(columns, top, middle, strict=True)}
+
+
+def scores_of(items: Sequence[Item], rungs: Sequence[Rung]) -> Floats:
+    """Scores `[items, rungs]`; infinite where the rung refuses whatever the threshold, or costs more than a prefill."""
+    found = np.full((len(items), len(rungs)), np.inf)
+    for number, rung in enumerate(rungs):
+        score: Score = rung.score
+        names = list(dict.fromkeys((*score.columns, *rung.limits)))
+        rows, _, at = matrix(items, number, names)
+        if not at:
+            continue
+        values = score.of(rows[:, [names.index(c) for c in score.columns]])
+        for column, limit in rung.limits.items():
+            values = np.where(rows[:, names.index(column)] > limit, np.inf, values)
+        found[at, number] = np.where(np.isfinite(values), values, np.inf)
+    for i, item in enumerate(items):
+        spent = 0
+        for number in range(1, len(rungs)):
+            spent += item.attempts[number - 1].flops
+            if spent + item.attempts[number - 1].flops >= item.prefill > 0:
+                found[i, number:] = np.inf
+                break
+    return found
+
+
+def outcome_at(items: Sequence[Item], scores: Floats, threshold: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(accepted `[items]`, damaged where accepted `[items]`) when the first rung at or below `threshold` is taken."""
+    fine = scores <= threshold
+    accepted: NDArray[np.bool_] = np.asarray(fine.any(1), dtype=bool)
+    first = fine.argmax(1)
+    damaged = np.array([item.attempts[r].damaged for item, r in zip(items, first, strict=True)], dtype=bool)
+    return accepted, np.asarray(accepted & damaged, dtype=bool)
+
+
+def counts_at(items: Sequence[Item], scores: Floats, thresholds: Sequence[float]) -> list[tuple[float, int, int]]:
+    """(threshold, accepted, damaged among them) for each threshold."""
+    found = []
+    for threshold in thresholds:
+        accepted, damaged = outcome_at(items, scores, threshold)
+        found.append((float(threshold), int(accepted.sum()), int(damaged.sum())))
+    return found
+
+
+def as_columns(items: Sequence[Item], rung: int) -> dict[str, list[float]]:
+    """Every column of the requests that reached the gate on this rung."""
+    rows: list[Mapping[str, Any]] = [c for item in items if (c := item.attempts[rung].columns) is not None]
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}

@@ -1,0 +1,214 @@
+"""The gate at run time: fail closed, per tenant, in shadow or switched off; and the repair ladder around it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbridge.asset import Asset
+from kvbridge.bridge import Bridge, Evidence
+from kvbridge.cost import prefill_flops
+from kvbridge.errors import UsageError
+from kvbridge.gates.audit import Log
+from kvbridge.gates.calibration import Calibration, Rung
+from kvbridge.gates.reading import Inapplicable, Reading
+from kvbridge.gates.signals import SIGNALS
+from kvbridge.handoff import Handoff
+from kvbridge.models import Model
+from kvbridge.provenance import Decision, discard
+from kvbridge.snapshot import KVSnapshot
+
+EXPECTED = (torch.OutOfMemoryError, MemoryError, OSError)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one tenant allows. `enabled`: off means every handoff is a prefill. `shadow`: decide and log, always prefill.
+    `strict_only`: nothing below `use`. `timeout_ms`: for all signals of one decision. `valid_until`: seconds since 1970
+    after which the calibration counts as stale. None: no limit.
+    """
+
+    enabled: bool = True
+    shadow: bool = False
+    strict_only: bool = False
+    timeout_ms: float | None = None
+    valid_until: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms is not None and not self.timeout_ms > 0:
+            raise UsageError(f"expected timeout_ms above 0, found {self.timeout_ms}")
+
+
+def file_switch(path: str | Path) -> Callable[[], bool]:
+    """A kill switch for operators: on as long as nothing stands at `path`."""
+    return lambda: not Path(path).exists()
+
+
+@dataclass(eq=False)
+class CalibratedGate:
+    """Decides by a calibration. Nothing about a request raises: expected faults (no memory, an operating-system error, a
+    signal that does not apply, NaN, time) are a Decision(discard) with their reason. A bug raises.
+
+    `calibration` None: uncalibrated. `switch`: False ends all use at once. `clock`, `now`: monotonic and wall seconds.
+    """
+
+    calibration: Calibration | None
+    policy: Policy = field(default_factory=Policy)
+    tenant: str = ""
+    log: Log | None = None
+    switch: Callable[[], bool] = lambda: True
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+
+    def decide(self, evidence: Evidence) -> Decision:
+        """The decision on one translated cache; it is logged before it is returned."""
+        values: dict[str, float] = {}
+        spent: dict[str, int] = {}
+        decision = self._refused(evidence) or self._judged(evidence, values, spent)
+        flops = evidence.predicted_flops + sum(spent.values())
+        digest = None if self.calibration is None else self.calibration.digest
+        decision = replace(decision, calibration=digest, predicted_flops=flops)
+        final = decision
+        if self.policy.shadow and decision.accepted:
+            final = replace(
+                decision, verdict="discard", reason="disabled", detail=f"shadow: would be {decision.verdict}"
+            )
+        return self._logged(final, decision, evidence, values, spent)
+
+    def _refused(self, evidence: Evidence) -> Decision | None:
+        """What is known before any signal is read."""
+        calibration, policy = self.calibration, self.policy
+        if not policy.enabled or not self.switch():
+            return discard(
+                "disabled", "switched off" if policy.enabled else f"tenant {self.tenant!r} does not use translations"
+            )
+        if calibration is None:
+            return discard("uncalibrated", "no calibration was given; run kvbridge gate calibrate")
+        if policy.valid_until is not None and self.now() > policy.valid_until:
+            return discard("uncalibrated", "the calibration is stale: its time is over; calibrate again")
+        if evidence.asset is None or evidence.asset.digest != calibration.translator:
+            return discard("uncalibrated", "the calibration is of another translator; calibrate again")
+        found = (evidence.sender.geometry.digest, evidence.receiver.geometry.digest)
+        if found != (calibration.sender, calibration.receiver):
+            return discard("contract_mismatch", "a model differs from the one the gate was calibrated for")
+        if evidence.snapshot.geometry.digest != calibration.sender:
+            return discard("wrong_pair", "the snapshot is of another model than the gate was calibrated for")
+        if not calibration.usable:
+            return discard("uncalibrated", calibration.refusal)
+        return None
+
+    def _judged(self, evidence: Evidence, values: dict[str, float], spent: dict[str, int]) -> Decision:
+        """Reads signals into `values` and their FLOPs into `spent` (both are filled), then decides."""
+        calibration = self.calibration
+        assert calibration is not None
+        rung = calibration.rung(evidence.plan)
+        if rung is None:
+            return discard("uncalibrated", f"{evidence.plan} is none of the calibrated repair plans")
+        reading = Reading(evidence, calibration.extras, spent)
+        start, limit = self.clock(), self.policy.timeout_ms
+        try:
+            with torch.no_grad():
+                for name in calibration.signals:
+                    found = SIGNALS[name].read(reading)
+                    values.update(zip(SIGNALS[name].columns, found, strict=True))
+                    if limit is not None and 1000 * (self.clock() - start) > limit:
+                        return discard("timeout", f"{name} ended after more than {limit:g} ms")
+        except Inapplicable as error:
+            return discard("fault", f"{name}: {error}")
+        except EXPECTED as error:
+            return discard("fault", f"{name}: {type(error).__name__}: {error}"[:300])
+        bad = [c for c, v in values.items() if not math.isfinite(v)]
+        if bad:
+            return discard("not_finite", f"the signal {bad[0]}")
+        return self._verdict(rung, values)
+
+    def _verdict(self, rung: Rung, values: Mapping[str, float]) -> Decision:
+        calibration = self.calibration
+        assert calibration is not None
+        score = rung.score(values)
+        for column, limit in rung.limits.items():
+            if values[column] > limit:
+                text = f"{column} is {values[column]:.3g}, above {limit:.3g}: this cache is not of this text"
+                return Decision("discard", "gate_refused", text, score=1.0)
+        strict, lenient = calibration.strict, calibration.lenient
+        if strict is not None and score <= strict.threshold:
+            return Decision("use", "gate_strict", score=score, threshold=strict.threshold)
+        if lenient is not None and not self.policy.strict_only and score <= lenient.threshold:
+            return Decision("use_approximate", "gate_lenient", score=score, threshold=lenient.threshold)
+        allowed = [t.threshold for t in ((strict,) if self.policy.strict_only else (strict, lenient)) if t is not None]
+        if not allowed:
+            return discard("uncalibrated", calibration.refusal)
+        return Decision("discard", "gate_refused", score=score, threshold=max(allowed))
+
+    def _logged(
+        self,
+        final: Decision,
+        decided: Decision,
+        evidence: Evidence,
+        values: Mapping[str, float],
+        spent: Mapping[str, int],
+    ) -> Decision:
+        if self.log is None:
+            return final
+        record: dict[str, Any] = {
+            **final.to_json(), "decided": decided.verdict, "tenant": self.tenant, "shadow": self.policy.shadow,
+            "tokens": len(evidence.ids), "plan": [evidence.plan.sinks, evidence.plan.tail, evidence.plan.layers],
+            "text": evidence.snapshot.text_digest, "signals": {c: v if math.isfinite(v) else None for c, v in values.items()},
+            "gate_flops": sum(spent.values()), "time": self.now(),
+        }  # fmt: skip
+        try:
+            self.log(record)
+        except OSError as error:
+            return replace(
+                discard("fault", f"the decision could not be logged: {error}"), predicted_flops=final.predicted_flops
+            )
+        return final
+
+
+class Ladder:
+    """Hands over with the cheapest repair plan that the gate accepts, up to where a prefill is cheaper.
+
+    `policies`: by tenant; another tenant gets `policy`. Everything else goes to CalibratedGate.
+    """
+
+    def __init__(
+        self,
+        asset: Asset,
+        *,
+        sender: Model,
+        receiver: Model,
+        calibration: Calibration,
+        policy: Policy | None = None,
+        policies: Mapping[str, Policy] | None = None,
+        ledger: Any = None,
+        **gate: Any,
+    ) -> None:
+        self.calibration, self.receiver = calibration, receiver
+        self._make = lambda tenant: Bridge(
+            asset, sender=sender, receiver=receiver, ledger=ledger,
+            gate=CalibratedGate(calibration, (policies or {}).get(tenant, policy or Policy()), tenant, **gate),
+        )  # fmt: skip
+        self._bridges: dict[str, Bridge] = {}
+
+    def handoff(self, snapshot: KVSnapshot, text: str, *, tenant: str = "") -> Handoff:
+        """The first accepted handoff, else the last refusal; its decision counts the FLOPs of all attempts."""
+        bridge = self._bridges.setdefault(tenant, self._make(tenant))
+        dense = prefill_flops(self.receiver.geometry, len(self.receiver.encode(text)))
+        spent, last = 0, 0
+        handoff: Handoff | None = None
+        for rung in self.calibration.rungs:
+            if handoff is not None and spent + last >= dense:
+                break
+            handoff = bridge.handoff(snapshot, text, repair=rung.plan)
+            last = handoff.decision.predicted_flops or 0
+            spent += last
+            if handoff.decision.accepted or handoff.decision.reason != "gate_refused":
+                break
+        assert handoff is not None
+        return replace(handoff, decision=replace(handoff.decision, predicted_flops=spent or None))

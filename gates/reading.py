@@ -1,0 +1,153 @@
+"""One request as signals see it: evidence, what was fitted for the gate, and shared work done once and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kvbridge.bridge import Evidence
+from kvbridge.features import first_layer_kv
+from kvbridge.gates.costs import FEW, KNOWN, PARTS, SAMPLED, Shape
+from kvbridge.gates.extras import Extras
+from kvbridge.models import Model
+from kvbridge.prefill import run_decoder
+from kvbridge.probe import cached_layers
+from kvbridge.snapshot import LayerKV, build_cache
+from kvbridge.translator import Translator
+
+
+class Inapplicable(Exception):
+    """A signal that cannot be read from this request; the gate refuses, naming why."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The sender's last tokens run again over its own cache: log probabilities `[n, vocabulary]` after each of them,
+    their rows, and K/V as the second run gives them."""
+
+    logs: Tensor
+    rows: Tensor
+    layers: list[LayerKV]
+
+
+@dataclass(eq=False)
+class Reading:
+    """`spent`: FLOPs by part of what was computed so far. Nothing in `evidence` is modified."""
+
+    evidence: Evidence
+    extras: Extras
+    spent: dict[str, int] = field(default_factory=dict)
+
+    def spend(self, part: str) -> None:
+        """Counts one part, once."""
+        self.spent.setdefault(part, PARTS[part](self.shape))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What the costs of this request depend on."""
+        e = self.evidence
+        return Shape(
+            e.sender.geometry, e.receiver.geometry, len(e.ids), self.extras.basis_numbers,
+            self.extras.halves_parameters, first_parameters(self.translator, e.exact_layers),
+        )  # fmt: skip
+
+    @property
+    def translator(self) -> Translator:
+        """The translator whose output is judged."""
+        if self.evidence.asset is None:
+            raise Inapplicable("the translator is no asset")
+        return self.evidence.asset.translator
+
+    def sampled(self, count: int = SAMPLED) -> Tensor:
+        """Up to `count` covered receiver tokens after the sinks, evenly spaced, `[n]`."""
+        rows = self.evidence.alignment.covered.nonzero()[:, 0]
+        rows = rows[rows >= self.evidence.plan.sinks]
+        if len(rows) == 0:
+            raise Inapplicable("no translated token after the sinks")
+        at = torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()
+        return rows[at]
+
+    def few(self) -> Tensor:
+        """A handful of rows, the later ones of the prompt among them."""
+        return self.sampled(FEW)
+
+    def content(self, rows: Tensor, layer: int) -> LayerKV:
+        """The sender's rows read by receiver tokens `rows`, RoPE removed, `[n, heads, width]` fp32."""
+        e = self.evidence
+        return e.snapshot.content(e.sender.rotation, e.alignment.index[rows], layer)
+
+    @cached_property
+    def tail(self) -> Tensor:
+        """Known tokens that the receiver recomputed, `[n]`: chosen rows after the sinks, the last KNOWN of them."""
+        e = self.evidence
+        cached = len(e.ids) - 1
+        first = max(e.plan.sinks, cached - e.plan.tail + 1)
+        rows = e.chosen[e.chosen >= first]
+        rows = rows[e.alignment.covered[rows]]
+        if len(rows) == 0:
+            raise Inapplicable("no known token was recomputed: the plan's tail is too short")
+        return rows
+
+    @cached_property
+    def receiver_tail_logs(self) -> tuple[Tensor, Tensor]:
+        """Log probabilities `[n, vocabulary]` after the last known tokens but one each, and the ids that followed."""
+        e = self.evidence
+        self.spend("receiver_head")
+        rows = self.tail[-KNOWN:]
+        places = torch.searchsorted(e.chosen, rows)
+        return head(e.receiver, e.states[places.to(e.states.device)]), e.ids[rows + 1]
+
+    @cached_property
+    def next_logs(self) -> Tensor:
+        """Log probabilities `[vocabulary]` of the token after the prompt, under the repaired cache."""
+        self.spend("next_token")
+        return head(self.evidence.receiver, self.evidence.states[-1:])[0]
+
+    @cached_property
+    def sender_tail(self) -> Tail:
+        """The sender's last KNOWN + 1 tokens run again over the snapshot's own rows before them."""
+        e = self.evidence
+        snapshot, sender, count = e.snapshot, e.sender, len(e.snapshot)
+        if int(snapshot.positions[-1]) != count - 1:
+            raise Inapplicable("the snapshot has holes")
+        self.spend("sender_tail")
+        new = min(KNOWN + 1, count - 1)
+        if new < 2:
+            raise Inapplicable(f"the snapshot has {count} tokens")
+        rows = torch.arange(count - new, count)
+        cut = [{name: t[: count - new] for name, t in layer.items()} for layer in snapshot.layers]
+        cache = build_cache(sender, cut)
+        output = run_decoder(
+            sender, snapshot.token_ids[rows][None], cache=cache, position_ids=rows[None],
+            attention_mask=torch.ones((1, count), dtype=torch.int64),
+        )  # fmt: skip
+        again = [{"k": k[0].transpose(0, 1)[-new:], "v": v[0].transpose(0, 1)[-new:]} for k, v in cached_layers(cache)]
+        return Tail(head(sender, output.last_hidden_state[0]), rows, again)
+
+    @cached_property
+    def sender_first(self) -> tuple[Tensor, LayerKV]:
+        """Sampled sender rows `[n]` and their first layer's K/V, which depend on each token and its position alone."""
+        e = self.evidence
+        self.spend("sender_first")
+        count = len(e.snapshot)
+        rows = torch.linspace(0, count - 1, min(SAMPLED, count)).round().long()
+        return rows, first_layer_kv(e.sender, e.snapshot.token_ids[rows], e.snapshot.positions[rows])
+
+
+def head(model: Model, states: Tensor) -> Tensor:
+    """Log probabilities `[n, vocabulary]` fp32 of states `[n, hidden]` that left the decoder."""
+    config = model.model.config.get_text_config(decoder=True)
+    logits = model.model.get_output_embeddings()(states).float()
+    logits = logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
+
+
+def first_parameters(translator: Translator, exact_layers: int) -> int:
+    """Numbers in the maps of the layers that the receiver computes itself."""
+    return sum(
+        g.W.numel() + g.b.numel() for (i, _), groups in translator.maps.items() if i < exact_layers for g in groups
+    )

@@ -1,0 +1,29 @@
+"""Signals: what a gate reads from one request. A new one is one file and one line here."""
+
+from kvbridge.gates.signals.alignment import ALIGNMENT
+from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.disagreement import DISAGREEMENT
+from kvbridge.gates.signals.first_layers import FIRST_LAYERS
+from kvbridge.gates.signals.length import LENGTH
+from kvbridge.gates.signals.leverage import LEVERAGE
+from kvbridge.gates.signals.next_token import NEXT_TOKEN, SENDER_NEXT
+from kvbridge.gates.signals.sender_first import SENDER_FIRST
+from kvbridge.gates.signals.sender_tail import SENDER_TAIL
+from kvbridge.gates.signals.tail_loss import TAIL_LOSS
+from kvbridge.gates.signals.tail_residual import TAIL_RESIDUAL
+
+SIGNALS: dict[str, Signal] = {
+    "alignment": ALIGNMENT,
+    "length": LENGTH,
+    "sender_first": SENDER_FIRST,
+    "sender_tail": SENDER_TAIL,
+    "leverage": LEVERAGE,
+    "tail_residual": TAIL_RESIDUAL,
+    "first_layers": FIRST_LAYERS,
+    "disagreement": DISAGREEMENT,
+    "tail_loss": TAIL_LOSS,
+    "next_token": NEXT_TOKEN,
+    "sender_next": SENDER_NEXT,
+}
+
+__all__ = ["SIGNALS", "Signal"]

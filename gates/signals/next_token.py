@@ -1,0 +1,36 @@
+"""Entropy and margin of the next token, under the translated cache and as the sender sees it.
+
+Costs one receiver token with its head, and nine sender tokens (shared).
+"""
+
+import torch
+from torch import Tensor
+
+from kvbridge.gates.reading import Reading
+from kvbridge.gates.signals.base import Signal
+
+
+def shape_of(logs: Tensor) -> tuple[float, float]:
+    """Entropy in nats and log-odds of the first over the second choice, negated: high when unsure."""
+    entropy = -float((logs.exp() * logs).nan_to_num().sum())
+    best = torch.topk(logs, 2).values
+    return entropy, -float(best[0] - best[1])
+
+
+def _read(reading: Reading) -> tuple[float, ...]:
+    return shape_of(reading.next_logs)
+
+
+def _sender(reading: Reading) -> tuple[float, ...]:
+    return shape_of(reading.sender_tail.logs[-1])
+
+
+NEXT_TOKEN = Signal(
+    ("entropy", "unsure"),
+    _read,
+    ("next_token",),
+    "entropy and negated margin of the translated next-token distribution",
+)
+SENDER_NEXT = Signal(
+    ("sender_entropy", "sender_unsure"), _sender, ("sender_tail",), "the same of the sender's own distribution"
+)

@@ -1,0 +1,24 @@
+"""Is this cache of these tokens? The sender's layer 0, recomputed for sampled tokens, against the snapshot's.
+
+K and V of layer 0 depend on each token and its position alone, so any sample is checked exactly, whatever the rest of
+the cache holds. Costs one sender layer over the sampled tokens.
+"""
+
+import math
+
+from kvbridge.gates.reading import Reading
+from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.residuals import relative
+
+
+def _read(reading: Reading) -> tuple[float, ...]:
+    rows, own = reading.sender_first
+    cached = reading.evidence.snapshot.layers[0]
+    worst = max(float(relative(cached[name][rows], own[name]).max()) for name in own)
+    return (math.log10(worst + 1e-6),)
+
+
+SENDER_FIRST = Signal(
+    ("sender_first",), _read, ("sender_first",), "log10 of the worst relative error of the sender's layer 0, sampled tokens",
+    integrity=True,
+)  # fmt: skip
