@@ -202,12 +202,8 @@ class Bridge:
             depth = max(depth, own if own > shared else 0)
         first = None
         if wanted is not None or depth > shared:
-            first = first_layers(self.receiver, encoding.ids[:cached], depth)
-        feature = None
-        if first is not None and wanted is not None:
-            feature = (
-                first.hidden if wanted == depth else first_layers(self.receiver, encoding.ids[:cached], wanted).hidden
-            )
+            first = first_layers(self.receiver, encoding.ids[:cached], depth, entering=wanted)
+        feature = None if first is None or wanted is None else first.hidden
         return _Request(snapshot, text, encoding, alignment, chosen, first, max(depth, shared), feature)
 
     def _finish(self, requests: list[_Request], plan: RepairPlan) -> list[Handoff]:

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from kvbridge.errors import UsageError
 from kvbridge.models import Model
-from kvbridge.prefill import run_decoder
+from kvbridge.prefill import recorded_at, run_decoder
 from kvbridge.probe import cached_layers
 from kvbridge.snapshot import LayerKV
 
@@ -32,25 +32,24 @@ def hidden_layer(spec: str) -> int | None:
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """`hidden` `[tokens, hidden]` fp32: what enters layers[m]; `layers`: exact KV of layers 0..m−1 as cached."""
+    """`hidden` `[tokens, hidden]` fp32: what enters the layer asked for; `layers`: exact KV of layers 0..m−1 as cached."""
 
     hidden: Tensor
     layers: list[LayerKV]
 
 
 class _Reached(Exception):
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
+    """Not an error: a forward has come as far as it should."""
 
 
 @contextmanager
 def stopped_at(layer: nn.Module) -> Iterator[None]:
     """Inside the block, a forward that reaches `layer` ends there by raising; the hook is removed at its end."""
 
-    def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        raise _Reached(args[0] if args else kwargs["hidden_states"])
+    def stop(*_: Any) -> None:
+        raise _Reached
 
-    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
+    handle = layer.register_forward_pre_hook(stop)
     try:
         yield
     finally:
@@ -58,21 +57,23 @@ def stopped_at(layer: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def first_layers(model: Model, ids: Tensor, count: int) -> FirstLayers:
+def first_layers(model: Model, ids: Tensor, count: int, *, entering: int | None = None) -> FirstLayers:
     """Runs the first `count` layers (0 ≤ count < layers) over ids `[tokens]` from position 0, and no further.
 
-    The KV of layers 0..count−1 is bit-equal to a full forward's.
+    The KV of layers 0..count−1 is bit-equal to a full forward's; `hidden` is what enters layer `entering` (0 to count,
+    by default count).
     """
-    if not 0 <= count < len(model.layers):
-        raise UsageError(f"expected 0 to {len(model.layers) - 1} first layers of {model.name}, found {count}")
+    wanted = count if entering is None else entering
+    if not 0 <= wanted <= count < len(model.layers):
+        raise UsageError(
+            f"expected 0 to {len(model.layers) - 1} first layers of {model.name} and features up to them, found "
+            f"{count} and {wanted}"
+        )
     cache = DynamicCache()
-    with stopped_at(model.layers[count]):
-        try:
-            run_decoder(model, ids[None], cache=cache)
-        except _Reached as reached:
-            hidden = reached.hidden
+    with recorded_at(model.layers[wanted]) as entered, stopped_at(model.layers[count]), suppress(_Reached):
+        run_decoder(model, ids[None], cache=cache)
     layers = [{"k": k[0].transpose(0, 1), "v": v[0].transpose(0, 1)} for k, v in cached_layers(cache)]
-    return FirstLayers(hidden[0].float(), layers)
+    return FirstLayers(entered[0][0].float(), layers)
 
 
 @torch.no_grad()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from kvbridge.errors import UsageError
@@ -52,6 +53,21 @@ def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: 
     return decoder(input_ids=ids.to(model.device), use_cache=True, **cache_argument(decoder, cache), **moved)
 
 
+@contextmanager
+def recorded_at(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside the block, what enters `layer` is appended to the list; the hook is removed at its end."""
+    found: list[Tensor] = []
+
+    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(args[0] if args else kwargs["hidden_states"])
+
+    handle = layer.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
 @dataclass(frozen=True)
 class Batch:
     """KV of several texts in content space, padded at the end.
@@ -74,25 +90,12 @@ def capture_batch(model: Model, encodings: Sequence[Encoding], *, hidden_layer: 
     for row, encoding in enumerate(encodings):
         ids[row, : len(encoding)] = encoding.ids
         mask[row, : len(encoding)] = True
-    entered: list[Tensor] = []
-    handle = None
-    if hidden_layer is not None:
-        handle = model.layers[hidden_layer].register_forward_pre_hook(
-            lambda _module, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]),
-            with_kwargs=True,
-        )
     cache = DynamicCache()
-    try:
+    asked = nullcontext() if hidden_layer is None else recorded_at(model.layers[hidden_layer])
+    with asked as entered:
         run_decoder(
-            model,
-            ids,
-            cache=cache,
-            attention_mask=mask.long(),
-            position_ids=torch.arange(longest).expand_as(ids),
+            model, ids, cache=cache, attention_mask=mask.long(), position_ids=torch.arange(longest).expand_as(ids)
         )
-    finally:
-        if handle is not None:
-            handle.remove()
     positions = torch.arange(longest)
     layers = []
     for index, (k, v) in enumerate(cached_layers(cache)):
