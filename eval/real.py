@@ -38,9 +38,16 @@ class Size:
     items: int
 
 
-FULL = Size(train=100, validation=16, scored=8, items=200)
+FULL = Size(train=120, validation=16, scored=8, items=200)
 QUICK = Size(train=30, validation=6, scored=4, items=20)
-CONFIG = FitConfig(layers=16, selection="nearest", receiver_features="embeddings", max_tokens=320, cosine_documents=8)
+CONFIG = FitConfig(
+    layers=16,
+    selection="nearest",
+    receiver_features="embeddings",
+    lambdas=(1e-3, 1e-2, 1e-1),
+    max_tokens=320,
+    cosine_documents=8,
+)
 QUICK_CONFIG = FitConfig(
     layers=2, selection="nearest", receiver_features="embeddings", max_tokens=320, cosine_documents=2
 )

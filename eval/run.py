@@ -190,7 +190,9 @@ def item_rows(setup: Setup, job: Job) -> list[Row]:
     for condition in sorted({"native", *conditions}, key=lambda c: (c != "native", list(CONDITIONS).index(c))):
         try:
             start = CONDITIONS[condition](prompt)
-            scored = task.score(item, start)
+            if start.scored is None:
+                start.scored = task.score(item, start)
+            scored = start.scored
         except (KVBridgeError, torch.OutOfMemoryError) as error:
             if condition in conditions:
                 rows.append(_unusable(pair, item.id, item.document, item.task, condition, str(error)))

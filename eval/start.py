@@ -17,7 +17,8 @@ from kvbridge.probe import cache_argument
 @dataclass(eq=False)
 class Start:
     """State after a prompt: `logits` `[vocabulary]` fp32 for the next token, a cache that covers the prompt, the next
-    position, and what it cost: milliseconds to these logits and FLOPs as a share of the receiver's prefill."""
+    position, and what it cost: milliseconds to these logits and FLOPs as a share of the receiver's prefill. `scored` keeps
+    what a task made of it, for conditions that share a start."""
 
     model: Model
     logits: Tensor
@@ -28,6 +29,7 @@ class Start:
     verdict: str | None = None
     score: float | None = None
     reason: str = ""
+    scored: Any = None
 
     @torch.no_grad()
     def follow(self, ids: Tensor) -> Tensor:
