@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kvbridge.cli_gate import gate
 from kvbridge.errors import KVBridgeError, UsageError
+from kvbridge.registry.cli import registry_app
 
 app = typer.Typer(
     name="kvbridge",
@@ -24,6 +25,7 @@ app = typer.Typer(
 evaluation = typer.Typer(help="Measure a translator against both denominators, with controls.", no_args_is_help=True)
 app.add_typer(evaluation, name="eval")
 app.add_typer(gate, name="gate")
+app.add_typer(registry_app, name="registry")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
