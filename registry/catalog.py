@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from kvbridge.errors import CorruptFile, UnknownSchema
@@ -31,7 +32,11 @@ MIGRATIONS = (
     ALTER TABLE objects ADD COLUMN translator TEXT;
     UPDATE objects SET translator = json_extract(record, '$.translator');
     CREATE INDEX bound ON objects (translator) WHERE translator IS NOT NULL;
-    CREATE INDEX named ON refs (digest);
+    DROP TABLE refs;
+    CREATE TABLE refs (
+        key TEXT PRIMARY KEY, stamp TEXT NOT NULL, kind TEXT, scope TEXT, tag TEXT, digest TEXT, signed_version INTEGER,
+        origin TEXT, label TEXT, problem TEXT
+    ) WITHOUT ROWID;
     """,
 )
 SCHEMA = len(MIGRATIONS)
@@ -42,8 +47,13 @@ class Entry:
     """One reference as listed: what it names, the object's record, and what is wrong with either (None: nothing)."""
 
     ref: Ref | None
-    record: Record | None
     problem: str | None
+    raw: str | None
+
+    @cached_property
+    def record(self) -> Record | None:
+        """The object's record, None where it cannot be read."""
+        return None if self.raw is None else Record.from_json(json.loads(self.raw))
 
 
 class Catalog:
@@ -53,24 +63,17 @@ class Catalog:
         self._home, self._refs, self._objects, self._describe = home, refs, objects, describe
 
     def entries(self) -> list[Entry]:
-        """Every reference with its record, up to date; read-only stores are listed from memory."""
+        """Every reference with its record, up to date and sorted; read-only stores are listed from memory."""
         rows = self._query(
-            "SELECT r.ref, o.record, coalesce(r.problem, o.problem, iif(o.digest IS NULL, 'missing', NULL))"
+            "SELECT r.kind, r.scope, r.tag, r.digest, r.signed_version, r.origin, r.label,"
+            " coalesce(r.problem, o.problem, iif(o.digest IS NULL, 'missing', NULL)), o.record"
             " FROM refs r LEFT JOIN objects o USING (digest)"
+            " ORDER BY r.kind IS NULL, r.kind <> 'translator', r.label, r.kind, r.tag, r.key"
         )
         return [
-            Entry(
-                None if ref is None else _ref(json.loads(ref)),
-                None if record is None else Record.from_json(json.loads(record)),
-                problem,
-            )
-            for ref, record, problem in rows
+            Entry(None if row[0] is None else Ref(row[0], tuple(row[1].split("\n")), *row[2:7]), row[7], row[8])
+            for row in rows
         ]
-
-    def records(self) -> dict[str, Record]:
-        """Digest → record of every readable object, referenced or not."""
-        rows = self._query("SELECT digest, record FROM objects WHERE record IS NOT NULL")
-        return {digest: Record.from_json(json.loads(record)) for digest, record in rows}
 
     def rebuild(self) -> int:
         """Makes the catalog anew from the manifests; returns how many objects it holds."""
@@ -88,8 +91,10 @@ class Catalog:
         for _ in range(2):
             try:
                 return self._rows(path, statement)
-            except sqlite3.OperationalError:
-                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                    break
+                self._delete(path)
             except sqlite3.DatabaseError:
                 self._delete(path)
         return self._rows(":memory:", statement)
@@ -139,11 +144,11 @@ class Catalog:
         try:
             ref = self._refs.read(key)
         except (CorruptFile, OSError) as error:
-            return key, stamp, None, None, f"damaged: {error}"
+            return key, stamp, *[None] * 7, f"damaged: {error}"
         if ref is None:
-            return key, "", None, None, "vanished"
-        body = json.dumps([ref.kind, ref.scope, ref.tag, ref.digest, ref.signed_version, ref.origin, ref.label])
-        return key, stamp, ref.digest, body, None
+            return key, "", *[None] * 7, "vanished"
+        scope = "\n".join(ref.scope)
+        return key, stamp, ref.kind, scope, ref.tag, ref.digest, ref.signed_version, ref.origin, ref.label, None
 
     def _object_row(self, digest: str) -> tuple:
         try:
@@ -193,7 +198,7 @@ def _apply(
     db.executemany(
         "INSERT OR REPLACE INTO objects (digest, kind, record, problem, translator) VALUES (?, ?, ?, ?, ?)", objects
     )
-    db.executemany("INSERT OR REPLACE INTO refs (key, stamp, digest, ref, problem) VALUES (?, ?, ?, ?, ?)", refs)
+    db.executemany("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", refs)
 
 
 def _stamp(entry: os.DirEntry[str], now_ns: int) -> str | None:
@@ -205,8 +210,3 @@ def _stamp(entry: os.DirEntry[str], now_ns: int) -> str | None:
     if abs(now_ns - info.st_ctime_ns) < RACY_NS:
         return ""
     return f"{info.st_ino}.{info.st_ctime_ns}.{info.st_mtime_ns}.{info.st_size}"
-
-
-def _ref(body: list) -> Ref:
-    kind, scope, *rest = body
-    return Ref(kind, tuple(scope), *rest)

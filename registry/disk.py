@@ -13,10 +13,8 @@ import contextlib
 import errno
 import fcntl
 import os
-import queue
 import secrets
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from kvbridge.errors import StoreError
 from kvbridge.files import sync_folder
 from kvbridge.registry.admission import Writer
 
-SYNC_EVERY_BYTES = 64 << 20
+START_BYTES = 16 << 20
 _HINTS = {
     errno.ENOSPC: "the disk is full; free some space or run `kvbridge registry gc`",
     errno.EDQUOT: "the disk quota is used up; free some space or run `kvbridge registry gc`",
@@ -172,63 +170,32 @@ def tree_bytes(path: Path) -> int:
 
 
 class FileWriter(Writer):
-    """Writes a new file in a thread of its own, and syncs it as it goes: `close` returns when it is durable.
-
-    At most three chunks wait. An error of the thread is raised by the next call.
-    """
+    """Writes a new file; the kernel starts on it early, and `close` returns when it is durable."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb", buffering=0)
-        self._queue: queue.Queue[bytes | None] = queue.Queue(maxsize=3)
-        self._error: OSError | None = None
-        self._thread: threading.Thread | None = None
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._open, self._done, self._started = True, 0, 0
 
     def write(self, data: bytes) -> None:
-        """Takes the next bytes; small files are written at once."""
-        if self._error is not None:
-            raise self._error
-        if self._thread is None:
-            if len(data) < 1 << 20:
-                _write_all(self._file.fileno(), data)
-                return
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-        self._queue.put(data)
+        """Writes the next bytes."""
+        _write_all(self._handle, data)
+        self._done += len(data)
+        if self._done - self._started >= START_BYTES and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._handle, self._started, self._done - self._started, os.POSIX_FADV_DONTNEED)
+            self._started = self._done
 
     def close(self) -> None:
-        """Waits for the thread and syncs the file."""
+        """Syncs the file."""
         try:
-            self._stop()
-            if self._error is not None:
-                raise self._error
-            os.fsync(self._file.fileno())
+            os.fsync(self._handle)
         finally:
-            self._file.close()
+            self.abandon()
 
     def abandon(self) -> None:
-        """Stops without syncing; the file is worthless."""
-        self._stop()
-        self._file.close()
-
-    def _stop(self) -> None:
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        unsynced = 0
-        while (data := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
-            try:
-                _write_all(self._file.fileno(), data)
-                unsynced += len(data)
-                if unsynced >= SYNC_EVERY_BYTES:
-                    os.fdatasync(self._file.fileno())
-                    unsynced = 0
-            except OSError as error:
-                self._error = error
+        """Closes without syncing; the file is worthless unless `close` was called before."""
+        if self._open:
+            self._open = False
+            os.close(self._handle)
 
 
 def _write_all(handle: int, data: bytes) -> None:

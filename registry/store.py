@@ -226,7 +226,7 @@ class LocalStore:
             lost = [e.ref.digest for e in entries if e.problem == "missing" and e.ref is not None]
             if [digest for digest in lost if self._disk.restore(digest)]:
                 entries = self._catalog.entries()
-        return sorted(entries, key=_order)
+        return entries
 
     def select(self, name: str) -> Entry:
         """The entry that `SENDER..RECEIVER[@TAG]` or the beginning of a digest (6 or more digits) names."""
@@ -325,11 +325,6 @@ def _intact(folder: Path, digest: str) -> bool:
         return verify_folder(folder, required=frozenset(folder_files(folder)) - {SUMS}) == digest
     except FileError:
         return False
-
-
-def _order(entry: Entry) -> tuple:
-    ref = entry.ref
-    return (True, "", "", "") if ref is None else (ref.kind != "translator", ref.label, ref.kind, ref.tag)
 
 
 def _names(ref: Ref) -> set[str]:

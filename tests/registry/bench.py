@@ -1,0 +1,117 @@
+"""What the store costs, against its bars: listing 10,000 pairs ≤ 200 ms, a publish ≤ 1.3× writing and syncing the bytes.
+
+    python -m tests.registry.bench [--folder DIR] [--megabytes 256]
+
+Prints one JSON document; exit code 1 where a bar is not met. Each figure is the best of several runs, and the ratio is
+of two figures taken in turn in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from kvbridge.files import SUMS, folder_digest, sums_of, sync_folder
+from kvbridge.registry.refs import Ref
+from kvbridge.registry.store import LocalStore
+from tests.registry import assets
+
+PAIRS, LIST_BAR_MS, PUBLISH_BAR = 10_000, 200.0, 1.3
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def list_ms(folder: Path) -> dict[str, float]:
+    """A store of 10,000 pairs, made without syncing: first listing (an empty catalog) and later ones."""
+    store = LocalStore(folder / "many")
+    store.publish(assets.build(folder / "one"))
+    weights = (folder / "one" / "weights.safetensors").read_bytes()
+    for index in range(PAIRS - 1):
+        sender = assets.geometry(f"org/sender-{index}")
+        files = {**assets.files(sender, seed=0), "weights.safetensors": weights}
+        digest = folder_digest(files)
+        target = store.home / "objects" / digest
+        target.mkdir()
+        for name in ("manifest.json", "README.md", "weights.safetensors"):
+            (target / name).write_bytes(files[name])
+        (target / SUMS).write_bytes(sums_of({name: "0" * 64 for name in files}))
+        label = f"org/sender-{index}..org/receiver"
+        ref = Ref("translator", (sender.digest, "r"), "main", digest, label=label)
+        (store.home / "refs" / f"{ref.key}.json").write_bytes(ref.to_bytes())
+    first = seconds(store.entries)
+    time.sleep(2.5)
+    seconds(store.entries)
+    runs = [seconds(store.entries) for _ in range(9)]
+    assert len(store.entries()) == PAIRS
+    return {"pairs": PAIRS, "first_ms": 1e3 * first, "best_ms": 1e3 * min(runs), "worst_ms": 1e3 * max(runs)}
+
+
+def publish_ratio(folder: Path, megabytes: int) -> dict[str, float]:
+    """Publishing an asset of about that size, against writing and syncing the same files in a plain folder, in turn."""
+    width = max(8, int((megabytes * 1e6 / 64) ** 0.5))
+    sender, receiver = assets.geometry("a/s", width=width, layers=2), assets.geometry("a/r", width=width, layers=2)
+    source = assets.build(folder / "source", sender, receiver, dtype=np.float32)
+    data = {path.name: path.read_bytes() for path in source.iterdir()}
+    size = sum(map(len, data.values()))
+    store, plain, published = LocalStore(folder / "store"), [], []
+    store.publish(assets.build(folder / "first"))
+
+    def write() -> None:
+        target = folder / "plain"
+        target.mkdir()
+        for name, content in data.items():
+            with (target / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(target)
+
+    for _ in range(5):
+        plain.append(seconds(write))
+        shutil.rmtree(folder / "plain")
+        published.append(seconds(lambda: store.publish(source)))
+        store.remove(store.select("a/s..a/r").ref)  # type: ignore[arg-type]
+        store.collect()
+        os.sync()
+    ratios = sorted(p / w for p, w in zip(published, plain, strict=True))
+    return {
+        "bytes": size,
+        "write_s": min(plain),
+        "publish_s": min(published),
+        "ratio_of_best": min(published) / min(plain),
+        "ratio_median": ratios[len(ratios) // 2],
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", default=None)
+    parser.add_argument("--megabytes", type=int, default=256)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="kvbridge-bench-", dir=options.folder))
+    try:
+        body = {"publish": publish_ratio(folder, options.megabytes), "list": list_ms(folder)}
+    finally:
+        shutil.rmtree(folder)
+    met = body["list"]["best_ms"] <= LIST_BAR_MS and body["publish"]["ratio_of_best"] <= PUBLISH_BAR
+    print(json.dumps({**body, "bars_met": met}, indent=1))
+    sys.exit(not met)
+
+
+if __name__ == "__main__":
+    main()
