@@ -9,9 +9,11 @@ with every signal and what became of it; a cut run continues. `kvbridge.eval.gat
 from __future__ import annotations
 
 import argparse
+import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,15 +30,15 @@ from kvbridge.fitting.job import fit
 from kvbridge.gates.calibrate import gather, read_signals
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.passing import Request, Sample, Seen, requests_of, watch_requests
+from kvbridge.geometry import KVGeometry
 from kvbridge.models import Model
 from kvbridge.prefill import capture
 from kvbridge.repair import RepairPlan
 from kvbridge.snapshot import KVSnapshot
 
-ROWS = "pool.jsonl"
 PLAN, RUNG = RepairPlan(tail=17), RepairPlan(tail=49)
 ENDS, CHARACTERS = 5, (160, 800)
-WRONG_EVERY, ATTACK_EVERY, RUNG_EVERY = 5, 60, 8
+TOGETHER, RUNG_EVERY = 8, 8
 Wrong = Callable[[Request, KVSnapshot, Random], KVSnapshot]
 
 
@@ -128,7 +130,32 @@ def noisy(scale: float) -> Wrong:
     return run
 
 
+@cache
+def disturbed(sender: Model) -> Model:
+    """The sender with every weight a tenth off: another model with caches of the same shape."""
+    draw = torch.Generator().manual_seed(0)
+    other = copy.deepcopy(sender.model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * parameter.abs().mean() * torch.randn(parameter.shape, generator=draw))
+    return replace(sender, model=other)
+
+
+def other_model(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
+    """The right text's cache, by the disturbed sender, under the sender's name."""
+    del donor, rng
+    found = capture(disturbed(demo_sender()), input_ids=request.snapshot.token_ids)
+    return replace(request.snapshot, layers=found.layers)
+
+
+@cache
+def demo_sender() -> Model:
+    """The demo sender, once."""
+    return kvbridge.load("demo:sender")
+
+
 ATTACKS: dict[str, Wrong] = {
+    "other_model": other_model,
     "shuffled": shuffled,
     "half_wrong": half_wrong,
     "one_token": one_token,
@@ -149,8 +176,9 @@ def prepare(sender: Model, receiver: Model, out: Path) -> tuple[Bridge, Extras]:
     return bridge, gather(bridge, some, PLAN)
 
 
-def record(seen: Seen, extras: Extras, kind: str, case: str) -> dict[str, Any]:
+def record(seen: Seen, extras: Extras, case: str) -> dict[str, Any]:
     """One line of the pool."""
+    kind = seen.request.id.partition("/")[0]
     row = {"id": seen.request.id, "document": seen.request.document, "kind": kind, "case": case}
     if seen.evidence is None:
         return {**row, "refused": str(seen.refusal)}
@@ -162,74 +190,75 @@ def record(seen: Seen, extras: Extras, kind: str, case: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def batches(
-    bridge: Bridge, extras: Extras, pool: Sequence[Sample], done: set[str]
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(sample ids, lines) of a few samples at a time."""
-    sender, receiver = bridge.sender, bridge.receiver
-    for start in range(0, len(pool), 8):
-        part = [s for s in pool[start : start + 8] if s.id not in done]
-        if not part:
+def right(bridge: Bridge, extras: Extras, part: Sequence[Sample], number: int) -> list[dict[str, Any]]:
+    """Lines of a few samples as they are, some of them on a second rung, too."""
+    requests = [r for s in part for r in requests_of(s, bridge.sender, bridge.receiver)]
+    lines = [record(s, extras, "right") for s in watch_requests(bridge, requests, PLAN)]
+    if number % RUNG_EVERY == 0:
+        lines += [record(s, extras, "rung") for s in watch_requests(bridge, requests, RUNG)]
+    return lines
+
+
+def wrong(bridge: Bridge, extras: Extras, part: Sequence[Sample], number: int) -> list[dict[str, Any]]:
+    """Lines of the same prompts over caches that are not theirs: another document's each, and ATTACKS for some."""
+    requests = [r for s in part for r in requests_of(s, bridge.sender, bridge.receiver, native=False)]
+    donors = [capture(bridge.sender, text) for text in other_texts({s.document for s in part}, number)]
+    tried = []
+    for at, request in enumerate(requests):
+        donor = donors[at % len(donors)]
+        if len(donor) < len(request.snapshot):
             continue
-        lines: list[dict[str, Any]] = []
-        requests = [(number, r) for number, s in enumerate(part, start) for r in requests_of(s, sender, receiver)]
-        kinds = {r.id: r.id.partition("/")[0] for _, r in requests}
-        plain = [r for _, r in requests]
-        lines += [record(s, extras, kinds[s.request.id], "right") for s in watch_requests(bridge, plain, PLAN)]
-        donor = capture(sender, pool[(start + 97) % len(pool)].text[:100] + " " + long_text(pool, start, part))
-        wrong = [
-            (case, replace(r, snapshot=make(r, donor, Random(r.id + case))))
-            for at, r in enumerate(plain)
-            for case, make in cases(at + start)
-            if len(donor) >= len(r.snapshot)
-        ]
-        seen = watch_requests(bridge, [r for _, r in wrong], PLAN, outcomes=False)
-        lines += [record(s, extras, kinds[s.request.id], case) for (case, _), s in zip(wrong, seen, strict=True)]
-        if (start // 8) % RUNG_EVERY == 0:
-            lines += [record(s, extras, kinds[s.request.id], "rung") for s in watch_requests(bridge, plain, RUNG)]
-        yield "\n".join(s.id for s in part), lines
+        cases = {"wrong_document": wrong_document, **(ATTACKS if at == number % len(requests) else {})}
+        tried += [(c, replace(request, snapshot=f(request, donor, Random(request.id + c)))) for c, f in cases.items()]
+    seen = watch_requests(bridge, [r for _, r in tried], PLAN, outcomes=False)
+    return [record(s, extras, case) for (case, _), s in zip(tried, seen, strict=True)]
 
 
-def cases(at: int) -> list[tuple[str, Wrong]]:
-    """Which wrong caches request number `at` is tried with: three of five another document, a few something else."""
-    found: list[tuple[str, Wrong]] = [("wrong_document", wrong_document)] if at % WRONG_EVERY < 3 else []
-    if at % ATTACK_EVERY == 0:
-        found += list(ATTACKS.items())
-    return found
+def other_texts(documents: set[str], number: int) -> list[str]:
+    """Beginnings of three held-out texts that are of none of `documents`, other ones for another `number`."""
+    texts = [r["text"][100:1200] for r in rows_of("test") if r["document"] not in documents]
+    return [texts[(3 * number + i) % len(texts)] for i in range(3)]
 
 
-def long_text(pool: Sequence[Sample], start: int, part: Sequence[Sample]) -> str:
-    """A long text of a document that none of `part` is of."""
-    ours = {s.document for s in part}
-    for step in range(1, len(pool)):
-        other = pool[(start + 8 * step + 3) % len(pool)]
-        if other.document not in ours and len(other.text) > 1000 and not other.answer:
-            return other.text
-    return ""
+PARTS = {"pool.jsonl": right, "wrong.jsonl": wrong}
+
+
+def collect(name: str, bridge: Bridge, extras: Extras, pool: Sequence[Sample], out: Path) -> None:
+    """Appends to out/name what is missing there, one line per batch of samples."""
+    path, done = out / name, set()
+    if path.exists():
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        path.write_bytes(whole + b"\n" if whole else b"")
+        done = {i for line in whole.splitlines() for i in json.loads(line)["samples"]}
+    with path.open("a", encoding="utf-8") as file:
+        for number, start in enumerate(range(0, len(pool), TOGETHER)):
+            part = [s for s in pool[start : start + TOGETHER] if s.id not in done]
+            if part:
+                lines = PARTS[name](bridge, extras, part, number)
+                file.write(json.dumps({"samples": [s.id for s in part], "rows": lines}) + "\n")
+                file.flush()
+
+
+def receiver_geometry() -> KVGeometry:
+    """The demo receiver's."""
+    return kvbridge.load("demo:receiver").geometry
 
 
 def main() -> None:
     """Collects into --out until everything is there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/gate"))
+    parser.add_argument("--wrong", type=int, default=1300, help="samples that are also tried with wrong caches")
     parser.add_argument("--limit", type=int, default=None, help="samples")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
+    sender, receiver = demo_sender(), kvbridge.load("demo:receiver")
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     bridge, extras = prepare(sender, receiver, out)
     pool = samples({d.group for d in fit_documents()})[: arguments.limit]
-    path = out / ROWS
-    done = set()
-    if path.exists():
-        lines = path.read_bytes().rpartition(b"\n")[0]
-        path.write_bytes(lines + b"\n" if lines else b"")
-        done = {i for line in lines.splitlines() for i in json.loads(line)["samples"]}
-    with path.open("a", encoding="utf-8") as file:
-        for names, lines in batches(bridge, extras, pool, done):
-            file.write(json.dumps({"samples": names.split("\n"), "rows": lines}) + "\n")
-            file.flush()
+    for name in PARTS:
+        collect(name, bridge, extras, pool if name == "pool.jsonl" else pool[: arguments.wrong], out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ def auroc(score: ArrayLike, bad: ArrayLike) -> float | None:
 
 def detection(good: ArrayLike, bad: ArrayLike, false_alarms: float) -> float:
     """Share of `bad` scores strictly above the level that at most `false_alarms` of the `good` ones exceed."""
-    level = np.quantile(np.asarray(good, dtype=np.float64), 1 - false_alarms, method="higher")
+    ordered = np.sort(np.asarray(good, dtype=np.float64))
+    level = ordered[len(ordered) - 1 - int(false_alarms * len(ordered))]
     return float((np.asarray(bad, dtype=np.float64) > level).mean())
 
 

@@ -60,8 +60,9 @@ class Seen:
     refusal: Decision | None = None
 
 
-def requests_of(sample: Sample, sender: Model, receiver: Model) -> list[Request]:
-    """Prompts of a sample; ends where either tokenizer would cut the prompt otherwise are left out."""
+def requests_of(sample: Sample, sender: Model, receiver: Model, *, native: bool = True) -> list[Request]:
+    """Prompts of a sample; ends where either tokenizer would cut the prompt otherwise are left out. Without `native` the
+    receiver does not run, and no outcome can be told."""
     ours, theirs = sender.encode(sample.text), receiver.encode(sample.text)
     usable = []
     for end in sample.ends:
@@ -72,7 +73,7 @@ def requests_of(sample: Sample, sender: Model, receiver: Model) -> list[Request]
         return []
     _, most_s, most_r = usable[-1]
     whole = capture(sender, input_ids=ours.ids[:most_s])
-    native = capture(receiver, input_ids=theirs.ids[:most_r]).layers
+    layers = capture(receiver, input_ids=theirs.ids[:most_r]).layers if native else ()
     found = []
     for end, s, r in usable:
         text = sample.text[:end]
@@ -81,7 +82,7 @@ def requests_of(sample: Sample, sender: Model, receiver: Model) -> list[Request]
             characters=end, layers=tuple({n: t[:s] for n, t in layer.items()} for layer in whole.layers),
             provenance=exact_provenance(sender.geometry.digest, len(whole.layers), s),
         )  # fmt: skip
-        own = [{n: t[: r - 1] for n, t in layer.items()} for layer in native]
+        own = [{n: t[: r - 1] for n, t in layer.items()} for layer in layers]
         following = theirs.ids[r:] if sample.answer else theirs.ids[r : r + FOLLOWING]
         found.append(
             Request(

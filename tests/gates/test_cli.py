@@ -1,0 +1,59 @@
+"""`kvbridge gate` as a user runs it: exit codes, one-line refusals, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from kvbridge.cli import main
+from kvbridge.gates.calibration import save_calibration
+from tests.gates.conftest import made_calibration
+
+
+@pytest.fixture
+def kvbridge(monkeypatch, capsys):
+    """Runs a command as `kvbridge` does, in this process; returns what it printed on stdout and stderr."""
+
+    def run(*arguments, code=0):
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["kvbridge", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = capsys.readouterr()
+        assert ended.value.code == code, found.err
+        return found.out, found.err
+
+    return run
+
+
+@pytest.fixture
+def calibrated(pair, tmp_path):
+    folder = tmp_path / "asset.gate"
+    save_calibration(made_calibration(pair), folder)
+    return pair.asset.path, folder
+
+
+def test_show(kvbridge, calibrated):
+    asset, folder = calibrated
+    body = json.loads(kvbridge("gate", "show", asset, "--calibration", folder, "--json")[0])
+    assert body["usable"]
+    assert body["needed"] == 149
+    assert body["gate_share_2048"] > 0
+    shown = kvbridge("gate", "show", asset, "--calibration", folder)[0]
+    for word in ("use_approximate", "none holds", "expires with", "sender_first", "of a prefill of 2048 tokens"):
+        assert word in shown
+
+
+def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
+    asset, folder = calibrated
+    (folder / "calibration.json").write_text("{}")
+    for arguments, code in (
+        (("gate", "show", asset, "--calibration", folder), 1),
+        (("gate", "calibrate", asset, "--out", tmp_path / "new", "--alpha", "2"), 2),
+        (("gate", "calibrate", asset, "--out", folder), 2),
+    ):
+        _, stderr = kvbridge(*arguments, code=code)
+        assert stderr.startswith("kvbridge: ")
+        assert len(stderr.strip().splitlines()) == 1
