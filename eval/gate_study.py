@@ -97,11 +97,11 @@ def recalibrations(items: Sequence[Item], label: str) -> dict[str, Any]:
     for split in range(SPLITS):
         learn, population = documents_split(items, 1 / 3, split)
         try:
-            signals, rungs = fit_rungs(learn, config_of(label))
+            signals, rungs, ours = fit_rungs(learn, config_of(label))
         except DataError:
             continue
         learn, population = whole(learn, signals), whole(population, signals)
-        ours, theirs = scores_of(learn, rungs), scores_of(population, rungs)[:, 0]
+        theirs = scores_of(population, rungs)[:, 0]
         thresholds = thresholds_of(ours)
         before = counts_at(learn, ours, thresholds)
         damaged = np.array([i.attempts[0].damaged for i in population])
@@ -159,7 +159,7 @@ def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
     found: dict[str, Any] = {"n": len(rest), "damaged": float(damaged.mean())}
     found["columns"] = {c: auroc(np.nan_to_num(v), damaged) for c, v in columns.items()}
     try:
-        signals, rungs = fit_rungs(learn, config_of(label))
+        signals, rungs, _ = fit_rungs(learn, config_of(label))
     except DataError as error:
         return {**found, "score": None, "why": str(error)}
     rest = whole(rest, signals)
@@ -167,7 +167,7 @@ def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
     score = np.array([raw(i.attempts[0].columns) if i.attempts[0].columns else 1.0 for i in rest])
     found["score"] = auroc(score, damaged)
     quiet = tuple(s for s in SIGNALS if s not in SENDER_SIDE)
-    _, bare = fit_rungs(learn, config_of(label, quiet))
+    _, bare, _ = fit_rungs(learn, config_of(label, quiet))
     found["score_without_sender"] = auroc([bare[0].score(i.attempts[0].columns) if i.attempts[0].columns else 1.0 for i in rest], damaged)  # fmt: skip
     losses = damaged.astype(float)
     rng = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def wrong_caches(pool: Pool) -> dict[str, Any]:
         "leverage alone": ("leverage", "length"),
     }
     for name, signals in sets.items():
-        used, rungs = fit_rungs(learn, config_of("next_token", signals))
+        used, rungs, _ = fit_rungs(learn, config_of("next_token", signals))
         limits = rungs[0].limits
         refuses = lambda row, limits=limits: any(row["signals"][c] > limit for c, limit in limits.items())  # noqa: E731
         extra = [any(i.attempts[0].columns[c] > limit for c, limit in limits.items()) for i in rest]  # type: ignore[index]
@@ -241,15 +241,15 @@ def carried(pool: Pool, label: str, tau: float | None, alpha: float, delta: floa
         learn, test = documents_split(home, 0.5, 3)
         away = [i for i in away if i.document not in {x.document for x in learn}]
         try:
-            signals, rungs = fit_rungs(learn, config_of(label))
+            signals, rungs, ours = fit_rungs(learn, config_of(label))
         except DataError as error:
             found[name] = {"why": str(error)}
             continue
         learn, test, away = (whole(x, signals) for x in (learn, test, away))
-        scores = {n: scores_of(x, rungs) for n, x in (("learn", learn), ("home", test), ("away", away))}
-        thresholds = thresholds_of(scores["learn"])
+        scores = {n: scores_of(x, rungs) for n, x in (("home", test), ("away", away))}
+        thresholds = thresholds_of(ours)
         counts = counts_at(test, scores["home"], thresholds)
-        level = hold(counts_at(learn, scores["learn"], thresholds), counts, len(test) / len(learn), alpha, delta)
+        level = hold(counts_at(learn, ours, thresholds), counts, len(test) / len(learn), alpha, delta)
         damaged = np.array([i.attempts[0].damaged for i in away])
         body: dict[str, Any] = {"base_risk": float(damaged.mean()) if len(away) else None, "away": len(away)}
         if level is not None:
@@ -278,7 +278,7 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
     config = GateConfig(label=label, plans=(PLAN, RUNG))
     found: dict[str, Any] = {"n": len(rest)}
     try:
-        signals, rungs = fit_rungs(learn, config)
+        signals, rungs, _ = fit_rungs(learn, config)
     except DataError as error:
         return {**found, "why": str(error)}
     rest = whole(rest, signals)

@@ -196,19 +196,21 @@ def whole(items: Sequence[Item], signals: Sequence[str]) -> list[Item]:
     ]  # fmt: skip
 
 
-def fit_rungs(learn: Sequence[Item], config: GateConfig) -> tuple[tuple[str, ...], tuple[Rung, ...]]:
-    """The signals that apply, and a score with its limits per plan. Raises DataError where `learn` cannot give one."""
+def fit_rungs(learn: Sequence[Item], config: GateConfig) -> tuple[tuple[str, ...], tuple[Rung, ...], Floats]:
+    """The signals that apply, a score with its limits per plan, and what `learn` scored with each document left out
+    `[items, rungs]`, as `scores_of` gives it. Raises DataError where `learn` cannot give a score."""
     signals = applicable(learn, config.signals)
     if not signals:
         raise DataError("no signal applies to these requests; give another repair plan")
     learn = whole(learn, signals)
     columns = [c for s in signals for c in SIGNALS[s].columns]
     rungs = []
+    left_out = np.full((len(learn), len(config.plans)), np.inf)
     for number, plan in enumerate(config.plans):
         rows, damaged, at = matrix(learn, number, columns)
-        score = fit_score(columns, rows, damaged, [learn[i].document for i in at])
+        score, left_out[at, number] = fit_score(columns, rows, damaged, [learn[i].document for i in at])
         rungs.append(Rung(plan, score, limits_of(learn, number, signals)))
-    return signals, tuple(rungs)
+    return signals, tuple(rungs), np.where(np.isfinite(scores_of(learn, rungs)), left_out, np.inf)
 
 
 def thresholds_of(scores: Floats) -> list[float]:
@@ -230,9 +232,9 @@ def hold(
 def fit_levels(learn: Sequence[Item], test: Sequence[Item], config: GateConfig) -> Levels:
     """Score, limits and the order of thresholds from `learn`; thresholds that hold from `test`, which shares no document
     with it. Raises DataError where `learn` cannot give a score."""
-    signals, rungs = fit_rungs(learn, config)
+    signals, rungs, ours = fit_rungs(learn, config)
     learn, test = whole(learn, signals), whole(test, signals)
-    ours, theirs = scores_of(learn, rungs), scores_of(test, rungs)
+    theirs = scores_of(test, rungs)
     thresholds = thresholds_of(ours)
     before, counts = counts_at(learn, ours, thresholds), counts_at(test, theirs, thresholds)
     share = len(test) / max(1, len(learn))

@@ -67,10 +67,13 @@ def _finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e30
 
 
-def fit_score(columns: Sequence[str], rows: ArrayLike, damaged: ArrayLike, documents: Sequence[str]) -> Score:
+def fit_score(
+    columns: Sequence[str], rows: ArrayLike, damaged: ArrayLike, documents: Sequence[str]
+) -> tuple[Score, NDArray[np.float64]]:
     """Logistic regression with an L2 penalty chosen by cross-validation over documents; rows `[n, columns]`, damaged `[n]`.
 
-    Raises DataError where one class has fewer than FOLDS members or there are too few documents.
+    Also returns what each request scored when its document was left out `[n]`: what to expect of other documents. Raises
+    DataError where one class has fewer than FOLDS members or there are too few documents.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
@@ -84,15 +87,14 @@ def fit_score(columns: Sequence[str], rows: ArrayLike, damaged: ArrayLike, docum
         )
     mean, scale = x.mean(0), np.maximum(x.std(0), 1e-6)
     z = np.clip((x - mean) / scale, -CLIP, CLIP)
-    losses = []
-    for strength in STRENGTHS:
-        total = 0.0
+    held = np.full((len(STRENGTHS), len(y)), float(y.mean()))
+    for number, strength in enumerate(STRENGTHS):
         for train, test in GroupKFold(FOLDS).split(z, y, list(documents)):
-            if len(set(y[train])) < 2:
-                continue
-            model = LogisticRegression(C=strength, max_iter=500).fit(z[train], y[train])
-            total += len(test) * log_loss(y[test], model.predict_proba(z[test])[:, 1], labels=[False, True])
-        losses.append(total)
-    best = LogisticRegression(C=STRENGTHS[int(np.argmin(losses))], max_iter=500).fit(z, y)
+            if len(set(y[train])) == 2:
+                model = LogisticRegression(C=strength, max_iter=500).fit(z[train], y[train])
+                held[number, test] = model.predict_proba(z[test])[:, 1]
+    chosen = int(np.argmin([log_loss(y, h, labels=[False, True]) for h in held]))
+    best = LogisticRegression(C=STRENGTHS[chosen], max_iter=500).fit(z, y)
     digits = lambda values: tuple(float(f"{v:.8g}") for v in values)  # noqa: E731
-    return Score(tuple(columns), digits(mean), digits(scale), digits(best.coef_[0]), float(f"{best.intercept_[0]:.8g}"))
+    intercept = float(f"{best.intercept_[0]:.8g}")
+    return Score(tuple(columns), digits(mean), digits(scale), digits(best.coef_[0]), intercept), held[chosen]

@@ -118,7 +118,8 @@ def test_score_is_sklearns_probability():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3))
     y = rng.random(300) < 1 / (1 + np.exp(-2 * x[:, 0]))
-    score = fit_score(("a", "b", "c"), x, y, [str(i) for i in range(300)])
+    score, left_out = fit_score(("a", "b", "c"), x, y, [str(i) for i in range(300)])
+    assert 0.7 < roc_auc_score(y, left_out) <= roc_auc_score(y, score.of(x)) + 0.01
     assert roc_auc_score(y, score.of(x)) > 0.75
     assert score({"a": 1e9, "b": 0.0, "c": 0.0}) == score({"a": 1e12, "b": 0.0, "c": 0.0}), "cut off"
 
