@@ -261,40 +261,33 @@ def carried(pool: Pool, label: str, tau: float | None, alpha: float, delta: floa
 
 
 def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
-    """One rung against two, on the requests that were tried with both: coverage at equal thresholds of risk."""
+    """One rung against two, on the requests that were tried with both: coverage at a risk, and how often the second rung
+    would still have been cheaper than a prefill."""
     geometry = receiver_geometry()
     second = {r["id"]: r for r in pool.cases.get("rung", [])}
-    items = []
+    items, affordable = [], []
     for row in pool.cases["right"]:
         other = second.get(row["id"])
         if other is None or "signals" not in row:
             continue
-        attempts = []
-        for r in (row, other):
-            cost = r.get("handoff_flops", 0) + sum(r.get("gate_flops", {}).values())
-            attempts.append(Attempt(r.get("signals"), bool(damage(r, label, tau)) if "signals" in r else False, cost))
-        items.append(Item(row["id"], row["document"], row["tokens"], tuple(attempts), prefill_flops(geometry, row["tokens"])))  # fmt: skip
+        attempts = tuple(
+            Attempt(r.get("signals"), bool(damage(r, label, tau)) if "signals" in r else False) for r in (row, other)
+        )
+        items.append(Item(row["id"], row["document"], row["tokens"], attempts))
+        spent = row["handoff_flops"] + sum(row["gate_flops"].values())
+        affordable.append(2 * spent < prefill_flops(geometry, row["tokens"]))
     learn, rest = documents_split(items, 0.5, 11)
-    config = GateConfig(label=label, plans=(PLAN, RUNG))
-    found: dict[str, Any] = {"n": len(rest)}
+    found: dict[str, Any] = {"n": len(rest), "second_rung_affordable": float(np.mean(affordable)) if items else None}
     try:
-        signals, rungs, _ = fit_rungs(learn, config)
+        signals, rungs, _ = fit_rungs(learn, GateConfig(label=label, plans=(PLAN, RUNG)))
     except DataError as error:
         return {**found, "why": str(error)}
     rest = whole(rest, signals)
     scores = scores_of(rest, rungs)
-    dense = np.array([i.prefill for i in rest], dtype=float)
     for name, some in (("one rung", scores[:, :1]), ("two rungs", scores)):
         for risk in (0.05, 0.1, 0.2):
-            best: tuple[float, float] = (0.0, 0.0)
-            for t in thresholds_of(some):
-                fine = some <= t
-                taken, first = np.asarray(fine.any(1)), np.asarray(fine.argmax(1))
-                bad = np.array([i.attempts[r].damaged for i, r in zip(rest, first, strict=True)])
-                if taken.any() and bad[taken].mean() <= risk and taken.mean() > best[0]:
-                    spent = np.array([sum(a.flops for a in i.attempts[: r + 1]) if ok else sum(a.flops for a in i.attempts[: some.shape[1]]) for i, r, ok in zip(rest, first, taken, strict=True)], dtype=float)  # fmt: skip
-                    best = (float(taken.mean()), float((taken * dense - spent).sum() / dense.sum()))
-            found[f"{name} at risk {risk:g}"] = {"coverage": best[0], "net_saving": best[1]}
+            counts = [(n, k) for _, n, k in counts_at(rest, some, thresholds_of(some)) if n and k / n <= risk]
+            found[f"{name} at risk {risk:g}"] = max((n for n, _ in counts), default=0) / max(1, len(rest))
     return found
 
 

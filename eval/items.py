@@ -38,12 +38,15 @@ class RawItem:
 
 
 def read_raw(source: str) -> Iterator[RawItem]:
-    """Rows of a .jsonl, .parquet or .txt file, a folder, or a Hub dataset. Raises DataError on duplicate ids."""
+    """Rows of a .jsonl, .parquet or .txt file, a folder, or a Hub dataset; where splits are named, those of `test` alone.
+    Raises DataError on duplicate ids."""
     seen: set[str] = set()
-    for index, (_, name, row) in enumerate(stream_rows(source)):
+    for index, (split, name, row) in enumerate(stream_rows(source)):
         if not isinstance(row, dict):
             raise DataError(f"{name}#{index}: expected an object, found {type(row).__name__}")
-        identity = str(row.get("id") if row.get("id") is not None else f"{name}#{index}")
+        identity = str(row.get("id") or f"{name}#{index}")
+        if split not in (None, "test"):
+            continue
         if identity in seen:
             raise DataError(f"{name}: item id {identity!r} stands twice; ids must be unique")
         seen.add(identity)

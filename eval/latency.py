@@ -82,7 +82,7 @@ def measure_latency(
 
 def break_even(rows: Sequence[Latency]) -> int | None:
     """Prompt length from which a handoff is faster at every longer length measured, by linear interpolation of the
-    log ratio between the two lengths around it; None where it never is."""
+    ratio between the two lengths around it; None where it never is."""
     if not rows or rows[-1].ratio <= 1:
         return None
     last_slower = max((i for i, row in enumerate(rows) if row.ratio <= 1), default=-1)

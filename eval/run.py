@@ -127,10 +127,10 @@ def evaluate(
         )
     out.mkdir(parents=True, exist_ok=True)
     pair = pair_digest(setup)
-    write_file(
-        out / RUN, (json.dumps({**(meta or {}), "pair": pair_meta(setup)}, indent=1, sort_keys=True) + "\n").encode()
-    )
     with RowWriter(out / ROWS, pair) as writer:
+        used = _same_items(out / RUN, items, writer)
+        body = {**(meta or {}), "pair": pair_meta(setup), "items": used}
+        write_file(out / RUN, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
         for lost in excluded:
             for condition in conditions:
                 if (lost.id, lost.task, condition) not in writer.done:
@@ -149,6 +149,18 @@ def evaluate(
     return out / ROWS
 
 
+def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[str, str]:
+    """A digest of what each item asks; EvalError where a row stands for an item that now asks something else."""
+    used = {f"{i.task}/{i.id}": digest_json([i.prompt, i.answers, i.options])[:16] for i in items}
+    before = json.loads(path.read_text("utf-8")).get("items", {}) if path.exists() and writer.done else {}
+    changed = sorted(name for name in used.keys() & before.keys() if used[name] != before[name])
+    if changed:
+        raise EvalError(
+            f"{path.parent}: {len(changed)} items have changed since its rows were written ({changed[0]}); use another --out"
+        )
+    return {**before, **used}
+
+
 def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:
     """Summary, report and Markdown from the rows alone; returns the summary."""
     from kvbridge.eval.report import write_report
@@ -162,10 +174,15 @@ def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:
 
 
 def pair_digest(setup: Setup) -> str:
-    """Digest of both models and the translator: rows of different ones never mix."""
+    """Digest of both models, the translator, the repair and the gate: rows of different ones never mix."""
     asset = setup.bridge.asset
     translator = asset.digest if asset is not None else None
-    return digest_json([setup.sender.geometry.digest, setup.receiver.geometry.digest, translator])
+    gate = None
+    if setup.gated is not None:
+        calibration = getattr(setup.gated.gate, "calibration", None)
+        gate = type(setup.gated.gate).__name__ if calibration is None else calibration.digest
+    plan = [setup.plan.sinks, setup.plan.tail, setup.plan.layers, list(setup.plan.tokens)]
+    return digest_json([setup.sender.geometry.digest, setup.receiver.geometry.digest, translator, plan, gate])
 
 
 def pair_meta(setup: Setup) -> dict[str, Any]:

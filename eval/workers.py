@@ -1,7 +1,7 @@
 """Evaluating on several processes, each with its own models and one thread; one process alone writes the rows.
 
 On a CPU small models leave most of a second core idle; two processes of one thread take about half the time of one with
-two. Rows come back in the items' order, so a run gives the same file with any number of workers.
+two. Rows come back in the items' order, so but for times a run gives the same file with any number of workers.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def save_asset(fit: Any, path: str | Path) -> str:
     """Writes a fit's translator as folder `path`, whole or not at all, and returns its digest.
 
     The same fit gives the same bytes; the same content twice is no error, other content at `path` raises
-    AlreadyExists. The fit's control map goes to `path + ".controls"`, a separate object that names this digest.
+    AlreadyExists. The fit's control map goes to `path + ".controls"`, a separate object that names this digest; it is written first, so
+    that an asset never stands without it.
     """
     path = Path(path)
     entries = map_entries(fit.translator)
@@ -81,9 +82,10 @@ def save_asset(fit: Any, path: str | Path) -> str:
             CONTROLS: save(_tensors(fit.controls), metadata={"kvbridge": digest_json(body)}),
         }
         stands_already(controls_path(path), controls)
-    publish_folder(path, files)
+    stands_already(path, files)
     if controls:
         publish_folder(controls_path(path), controls)
+    publish_folder(path, files)
     return digest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -309,7 +309,7 @@ class Bridge:
         if self.gate is None:
             return Decision("use_approximate", "ungated", predicted_flops=flops)
         assert states is not None
-        return self.gate.decide(
+        decision = self.gate.decide(
             Evidence(
                 self.sender,
                 self.receiver,
@@ -329,6 +329,7 @@ class Bridge:
                 request.encoding.spans,
             )
         )
+        return decision if decision.predicted_flops is not None else replace(decision, predicted_flops=flops)
 
     def _flops(self, request: _Request) -> int:
         parameters = self.translator.parameters if self.translator is not None else 0

@@ -159,6 +159,7 @@ def eval_run(
         calibration,
         (sender, receiver),
         device,
+        processes,
         as_json,
     )
 
@@ -212,7 +213,7 @@ def main() -> None:
     except UsageError as error:
         say(f"kvbridge: {error}")
         sys.exit(2)
-    except KVBridgeError as error:
+    except (KVBridgeError, OSError) as error:
         say(f"kvbridge: {error}")
         sys.exit(1)
 

@@ -20,7 +20,7 @@ from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.cli import emit, say, table
 from kvbridge.errors import UsageError
-from kvbridge.eval.conditions import DEFAULT
+from kvbridge.eval.conditions import CONDITIONS, DEFAULT
 from kvbridge.eval.display import Terminal
 from kvbridge.eval.items import demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
@@ -29,6 +29,7 @@ from kvbridge.eval.run import REPORT, make_items
 from kvbridge.eval.screen import Data as ScreenData
 from kvbridge.eval.screen import screen
 from kvbridge.eval.screening import screening_table
+from kvbridge.eval.tasks import TASKS
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, read_documents, split_of
 from kvbridge.fitting.memory import plan_memory
@@ -71,13 +72,16 @@ def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
         progress=counted("items"), processes=min(2, os.cpu_count() or 1),
     )  # fmt: skip
     say(f"{time.perf_counter() - start:.0f} s in all; report: {out / REPORT}")
-    show(summary, as_json)
+    if not as_json:
+        show(summary, False)
     if latency:
-        show_latency(
-            kvbridge.Bridge(fitted.asset, sender=sender, receiver=receiver),
-            [r.body["text"] for r in demo_rows("test")],
-            as_json,
-        )
+        bridge = kvbridge.Bridge(fitted.asset, sender=sender, receiver=receiver)
+        rows = measure_latency(bridge, longest_text(receiver, [r.body["text"] for r in demo_rows("test")], 2048))
+        summary = {**summary, "latency": [r.to_json() for r in rows], "break_even_tokens": break_even(rows)}
+        if not as_json:
+            show_latency(rows)
+    if as_json:
+        emit(summary)
 
 
 def demo_documents(split: str, count: int) -> list[Document]:
@@ -137,7 +141,7 @@ def run_fit(
 def run_eval(
     path: Path, data: str | None, out: Path, conditions: tuple[str, ...] | None, tasks: tuple[str, ...] | None,
     limit: int | None, controls: Path | None, calibration: Path | None, names: tuple[str | None, str | None], device: str,
-    as_json: bool,
+    processes: int, as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge eval run`."""
     asset = load_asset(path)
@@ -145,13 +149,18 @@ def run_eval(
     if "gated" in (conditions or ()):
         found = load_calibration(calibration or path.with_name(path.name + ".gate"), asset)
         gate, plan = CalibratedGate(found), found.rungs[0].plan
+    unknown = [c for c in conditions or () if c not in CONDITIONS] + [t for t in tasks or () if t not in TASKS]
+    if unknown:
+        raise UsageError(
+            f"expected conditions of {', '.join(CONDITIONS)} and tasks of {', '.join(TASKS)}, found {', '.join(unknown)}"
+        )
     sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
     items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks)
     summary = run_pair(
         sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
         conditions=conditions or DEFAULT, excluded=excluded, gate=gate, plan=plan, controls=controls,
-        progress=counted("items"),
+        progress=counted("items"), processes=processes,
     )  # fmt: skip
     say(f"report: {out / REPORT}")
     show(summary, as_json)
@@ -214,23 +223,18 @@ def show(summary: dict[str, Any], as_json: bool) -> None:
         Console().print(Terminal(summary))
 
 
-def show_latency(bridge: kvbridge.Bridge, texts: list[str], as_json: bool) -> list[Latency]:
-    """Times and prints handoff against prefill."""
-    rows = measure_latency(bridge, longest_text(bridge.receiver, texts, 2048))
+def show_latency(rows: list[Latency]) -> None:
+    """Prints handoff against prefill."""
     at = break_even(rows)
-    if as_json:
-        emit({"latency": [row.to_json() for row in rows], "break_even_tokens": at})
-    else:
-        table(
-            "time to the first token: handoff (translate, repair, last token) against prefill",
-            ["prompt tokens", "handoff ms", "prefill ms", "prefill ÷ handoff", "FLOPs share"],
-            [
-                [str(r.tokens), f"{r.handoff_ms:.1f}", f"{r.prefill_ms:.1f}", f"{r.ratio:.2f}", f"{r.flops_share:.2f}"]
-                for r in rows
-            ],
-        )
-        print(f"break-even: {'never at these lengths' if at is None else f'{at} tokens'}")
-    return rows
+    table(
+        "time to the first token: handoff (translate, repair, last token) against prefill",
+        ["prompt tokens", "handoff ms", "prefill ms", "prefill ÷ handoff", "FLOPs share"],
+        [
+            [str(r.tokens), f"{r.handoff_ms:.1f}", f"{r.prefill_ms:.1f}", f"{r.ratio:.2f}", f"{r.flops_share:.2f}"]
+            for r in rows
+        ],
+    )
+    print(f"break-even: {'never at these lengths' if at is None else f'{at} tokens'}")
 
 
 def progress_of(what: str) -> Callable[[str, int, float], None]:

@@ -20,11 +20,13 @@ def check_contract(
     if snapshot.geometry.digest != ours.digest:
         return discard(
             "wrong_pair",
-            f"the snapshot is of {snapshot.geometry.model_id}, this bridge takes {ours.model_id} as it is loaded now",
+            f"the snapshot is of {snapshot.geometry.model_id}, this bridge takes {ours.model_id} as it was loaded",
         )
-    if snapshot.provenance.depth > 0:
+    origin = snapshot.provenance
+    if origin.depth > 0 or origin.fidelity != "exact":
         return discard(
-            "lineage", f"the snapshot is {snapshot.provenance.depth} translation deep; expected a model's own cache"
+            "lineage",
+            f"the snapshot is {origin.fidelity}, {origin.depth} translations deep; expected a model's own cache",
         )
     if translator is None:
         return None

@@ -93,6 +93,17 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return digest_json({name: body.get(name) for name in parts})
 
 
+_SILENT = ("architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype", "use_cache")
+
+
+def config_digest(config: Any) -> str:
+    """Digest of a text config's settings: norms' epsilon, activations, scalings, soft caps and all else that alters
+    values without being a weight. Names, versions, dtype and special token ids do not count."""
+    body = {k: v for k, v in config.to_dict().items() if k not in _SILENT and not k.startswith("_")}
+    body.pop("transformers_version", None)
+    return digest_json(json.loads(json.dumps(body, default=str, sort_keys=True)))
+
+
 def adapter_names(model: Any) -> tuple[str, ...]:
     """The PEFT adapters that are loaded, sorted: name, digest of the settings that alter values (a scale is no tensor),
     and whether it is switched off."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,10 +45,14 @@ class _Reached(Exception):
 
 @contextmanager
 def stopped_at(layer: nn.Module) -> Iterator[None]:
-    """Inside the block, a forward that reaches `layer` ends there by raising; the hook is removed at its end."""
+    """Inside the block, a forward of this thread that reaches `layer` ends there by raising; others go on. The hook is
+    removed at its end."""
+
+    ours = threading.get_ident()
 
     def stop(*_: Any) -> None:
-        raise _Reached
+        if threading.get_ident() == ours:
+            raise _Reached
 
     handle = layer.register_forward_pre_hook(stop)
     try:

@@ -66,6 +66,7 @@ class KVGeometry:
     layers: tuple[LayerGeometry, ...]
     tokenizer_digest: str
     rope_digest: str
+    config_digest: str
     embedding_digest: str
     weights_digest: str
     adapters: tuple[str, ...] = ()
@@ -164,6 +165,7 @@ def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
         sender.tokenizer_digest == receiver.tokenizer_digest
         and sender.embedding_digest == receiver.embedding_digest
         and sender.rope_digest == receiver.rope_digest
+        and sender.config_digest == receiver.config_digest
         and sender.dtype == receiver.dtype
         and sender.architecture == receiver.architecture
         and sender.adapters == receiver.adapters

@@ -36,7 +36,7 @@ class Handoff:
         handoff as it was."""
         if self.layers is None:
             return DynamicCache(config=self.receiver.model.config)
-        return build_cache(self.receiver, self.layers)
+        return build_cache(self.receiver, self.layers, self.provenance)
 
     @property
     def remaining_ids(self) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from kvbridge import demo
-from kvbridge.digests import adapter_names, tokenizer_digest, weights_digests
+from kvbridge.digests import adapter_names, config_digest, tokenizer_digest, weights_digests
 from kvbridge.errors import LoadError, UnsupportedModel, UsageError
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
 from kvbridge.probe import decoder_layers, probe
@@ -66,6 +66,10 @@ class Model:
 
     def encode(self, text: str) -> Encoding:
         """Token ids and character spans as the tokenizer itself would make them, special tokens included."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"expected text, found a lone surrogate at character {error.start}") from None
         encoded = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
         spans = torch.tensor(encoded["offset_mapping"], dtype=torch.int64).reshape(-1, 2)
         return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _monotone(spans))
@@ -218,6 +222,7 @@ def wrap(
         ),
         tokenizer_digest=tokenizer_digest(tokenizer),
         rope_digest=rotation.digest(),
+        config_digest=config_digest(config),
         embedding_digest=digests.embedding,
         weights_digest=digests.whole,
         adapters=adapter_names(model),

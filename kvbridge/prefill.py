@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def capture(
         raise UsageError("expected exactly one of text, input_ids and messages")
     if messages is not None:
         text = model.render(messages)
-    ids = model.encode(text).ids if text is not None else input_ids.to("cpu", torch.int64).reshape(-1)  # type: ignore[union-attr]
+    ids = model.encode(text).ids if text is not None else one_sequence(input_ids, model.geometry.vocabulary)
     if len(ids) == 0:
         raise UsageError("expected at least one token, found an empty text")
     if len(ids) > model.geometry.max_positions:
@@ -44,6 +45,18 @@ def capture(
     cache = DynamicCache()
     run_decoder(model, ids[None], cache=cache)
     return KVSnapshot.from_cache(cache, model, ids, text=text)
+
+
+def one_sequence(input_ids: Any, vocabulary: int) -> Tensor:
+    """Token ids `[tokens]` out of an integer tensor `[tokens]` or `[1, tokens]`; UsageError for anything else."""
+    if not isinstance(input_ids, Tensor) or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise UsageError(f"expected an integer tensor of token ids, found {type(input_ids).__name__}")
+    if input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and len(input_ids) != 1):
+        raise UsageError(f"expected token ids [tokens] or [1, tokens] of one request, found {tuple(input_ids.shape)}")
+    ids = input_ids.to("cpu", torch.int64).reshape(-1)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise UsageError(f"expected token ids from 0 to {vocabulary - 1}, found {int(ids.min())} to {int(ids.max())}")
+    return ids
 
 
 def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: Any) -> Any:
@@ -57,9 +70,11 @@ def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: 
 def recorded_at(layer: nn.Module) -> Iterator[list[Tensor]]:
     """Inside the block, what enters `layer` is appended to the list; the hook is removed at its end."""
     found: list[Tensor] = []
+    ours = threading.get_ident()
 
     def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(args[0] if args else kwargs["hidden_states"])
+        if threading.get_ident() == ours:
+            found.append(args[0] if args else kwargs["hidden_states"])
 
     handle = layer.register_forward_pre_hook(keep, with_kwargs=True)
     try:

@@ -1,4 +1,8 @@
-"""Where every cached value came from, and what was decided about using it. No torch."""
+"""Where every cached value came from, and what was decided about using it. No torch.
+
+Exact: what the receiver computes itself from exact inputs alone. The last bits may still differ from a prefill's where it
+came from a forward over fewer tokens, which rounds in another order.
+"""
 
 from __future__ import annotations
 
@@ -129,6 +133,14 @@ class Provenance:
         for s in self.spans:
             area[s.fidelity] += (s.layers[1] - s.layers[0]) * (s.tokens[1] - s.tokens[0])
         return area[fidelity] / max(1, sum(area.values()))
+
+    def over(self, layers: int, tokens: int) -> Provenance:
+        """The same after a cache of `layers` layers has grown to `tokens` tokens: what came since was computed on top."""
+        known = max((s.tokens[1] for s in self.spans), default=0)
+        if tokens <= known:
+            return self
+        grown = Span((0, layers), (known, tokens), "exact" if self.fidelity == "exact" else "repaired")
+        return replace(self, spans=(*self.spans, grown))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is its inverse."""

@@ -58,6 +58,9 @@ class KVSnapshot:
             wanted = {s.name: (count, s.heads, s.width) for s in expected.streams}
             if shapes != wanted:
                 raise UsageError(f"layer {index}: expected {wanted}, found {shapes}")
+            odd = {str(t.dtype) for t in layer.values()} - {f"torch.{self.geometry.dtype}"}
+            if odd:
+                raise UsageError(f"layer {index}: expected {self.geometry.dtype} as the model caches it, found {odd}")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -108,7 +111,8 @@ class KVSnapshot:
         input_ids `[tokens]` or `[1, tokens]`; `attention_mask` of the same shape marks padding with 0 (positions
         then count from the first real token, as `generate` does). The cache may cover fewer tokens than input_ids
         (the last one generated is not cached). `text` is what the ids spell, where the caller has it. Tensors are
-        referenced, not copied. Raises UsageError when the cache is not of these ids.
+        referenced, not copied. A cache that came out of a handoff remembers what it is: its snapshot keeps that
+        provenance, also once the cache has grown. Raises UsageError where the cache cannot be of these ids.
         """
         pairs = _pairs(cache)
         if not pairs or any(k is None for k, _ in pairs):
@@ -153,7 +157,7 @@ class KVSnapshot:
             characters=len(covered),
             layers=layers,
             geometry=model.geometry,
-            provenance=provenance or exact_provenance(model.geometry.digest, len(layers), len(real)),
+            provenance=provenance or _remembered(cache, model, len(layers), len(real)),
         )
 
     def to_cache(self, model: Model) -> DynamicCache:
@@ -162,7 +166,7 @@ class KVSnapshot:
             raise UsageError(f"this snapshot is of {self.geometry.model_id}, not of {model.name}")
         if len(self) and int(self.positions[-1]) != len(self) - 1:
             raise UsageError("a snapshot with holes has no transformers cache; hand it over instead")
-        return build_cache(model, self.layers)
+        return build_cache(model, self.layers, self.provenance)
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file: whole under its name, or not at all."""
@@ -211,13 +215,28 @@ class KVSnapshot:
             raise CorruptFile(f"{path}: expected a saved snapshot, found something else: {error}") from error
 
 
-def build_cache(model: Model, layers: tuple[LayerKV, ...] | list[LayerKV]) -> DynamicCache:
+def build_cache(
+    model: Model, layers: tuple[LayerKV, ...] | list[LayerKV], provenance: Provenance | None = None
+) -> DynamicCache:
     """A transformers cache over full-length `[tokens, heads, width]` tensors; nothing is copied.
 
     Sliding layers are given their full length, so that they cut themselves and count every token.
     """
     pairs = [(layer["k"].transpose(0, 1)[None], layer["v"].transpose(0, 1)[None]) for layer in layers]
-    return DynamicCache(pairs, config=model.model.config)
+    cache = DynamicCache(pairs, config=model.model.config)
+    if provenance is not None:
+        setattr(cache, _MEMORY, provenance)
+    return cache
+
+
+_MEMORY = "kvbridge_provenance"
+
+
+def _remembered(cache: Any, model: Model, layers: int, tokens: int) -> Provenance:
+    """What a cache says it is (`build_cache` tells it), grown to `tokens`; any other cache is the model's own."""
+    known = getattr(cache, _MEMORY, None)
+    own = exact_provenance(model.geometry.digest, layers, tokens)
+    return own if known is None else known.over(layers, tokens)
 
 
 def _pairs(cache: Any) -> list[tuple[Any, Any]]:

@@ -147,7 +147,7 @@ def test_names_do_not_alter_the_digest_and_everything_else_does():
     assert replace(geometry, model_id="x", commit="y", licence="z").digest == geometry.digest
     changes = {
         "dtype": "bfloat16", "hidden_size": 1, "attention_heads": 9, "max_positions": 7, "vocabulary": 3,
-        "layers": geometry.layers[:-1], "tokenizer_digest": "t", "rope_digest": "r", "embedding_digest": "e",
+        "layers": geometry.layers[:-1], "tokenizer_digest": "t", "rope_digest": "r", "config_digest": "c", "embedding_digest": "e",
         "weights_digest": "w", "adapters": ("a",), "architecture": "b",
     }  # fmt: skip
     digests = {replace(geometry, **{k: v}).digest for k, v in changes.items()} | {geometry.digest}

@@ -186,7 +186,9 @@ def test_a_gate_that_accepts_decides_the_verdict(verdict):
     decision = Decision(verdict, "gate_strict" if verdict == "use" else "gate_lenient", score=0.1, threshold=0.2)
     gate = FixedGate(decision)
     handoff = bridge(gate=gate).handoff(capture(SENDER, PROMPT), PROMPT, repair=RepairPlan(tail=8))
-    assert handoff.decision == decision
+    flops = handoff.decision.predicted_flops
+    assert flops is not None
+    assert handoff.decision == replace(decision, predicted_flops=flops)
     assert handoff.provenance.fidelity == "approximate", "whatever the verdict, nothing translated is exact"
     (evidence,) = gate.seen
     own = capture(RECEIVER, PROMPT)

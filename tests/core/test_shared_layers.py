@@ -33,7 +33,8 @@ def test_count(kind, layer):
 
 
 @pytest.mark.parametrize(
-    "field", ["tokenizer_digest", "embedding_digest", "rope_digest", "dtype", "architecture", "adapters"]
+    "field",
+    ["tokenizer_digest", "embedding_digest", "rope_digest", "config_digest", "dtype", "architecture", "adapters"],
 )
 def test_anything_that_enters_below_shares_nothing(field):
     base = tiny("llama").geometry
@@ -113,3 +114,10 @@ def test_requests_of_both_kinds_together():
     assert other.decision.reason == "ungated"
     assert other.provenance.fidelity == "approximate"
     assert_exact(plain, continued(receiver, plain.ids))
+
+
+def test_a_setting_that_is_no_weight_is_part_of_the_contract():
+    ours, theirs = wrapped(tiny_causal("llama", 0)), wrapped(tiny_causal("llama", 0, rms_norm_eps=0.5))
+    assert ours.geometry.weights_digest == theirs.geometry.weights_digest
+    assert ours.geometry.digest != theirs.geometry.digest
+    assert shared_layers(ours.geometry, theirs.geometry) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -371,3 +372,21 @@ def test_special_tokens_amid_generated_ids():
     assert text == "river rose</s><s>river rose"
     assert encoding.spans[0].tolist() == [0, 0]
     assert encoding.spans[:, 1].tolist()[1:] == spelled(model.tokenizer, ids[1:].tolist())
+
+
+def test_a_handed_over_cache_remembers_that_it_is_a_translation() -> None:
+    """However it travels (taken, grown by generation, through a snapshot), it is never again the model's own."""
+    receiver = tiny("llama")
+    sender = renamed(receiver)
+    bridge = Bridge(identity(sender, receiver), sender=sender, receiver=receiver)
+    handoff = bridge.handoff(capture(sender, TEXT), TEXT)
+    assert handoff.provenance.fidelity == "approximate"
+    grown: Any = handoff.generate(4, return_dict_in_generate=True, do_sample=False)
+    for cache, ids in (
+        (handoff.cache, handoff.ids),
+        (handoff.snapshot().to_cache(receiver), handoff.ids),
+        (getattr(grown, "cache", None) or grown.past_key_values, grown.sequences[0]),
+    ):
+        snapshot = KVSnapshot.from_cache(cache, receiver, ids)
+        assert snapshot.provenance.depth == 1
+        assert snapshot.provenance.fidelity == "approximate"

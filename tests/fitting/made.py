@@ -19,7 +19,7 @@ def make_geometry(name: str, layers: int = 3, heads: int = 2, width: int = 4, hi
         model_id=name, commit="", architecture="Made", dtype="float32", hidden_size=hidden, attention_heads=heads,
         max_positions=512, vocabulary=300, parameters=1000, layer_parameters=900,
         layers=tuple(LayerGeometry("full", streams, None, digest_text(f"{name} {i}")) for i in range(layers)),
-        tokenizer_digest=digest_text("tokenizer"), rope_digest=digest_text("rope"),
+        tokenizer_digest=digest_text("tokenizer"), rope_digest=digest_text("rope"), config_digest=digest_text("config"),
         embedding_digest=digest_text(f"{name} embedding"), weights_digest=digest_text(f"{name} weights"),
     )  # fmt: skip
 

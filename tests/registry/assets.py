@@ -30,6 +30,7 @@ def geometry(name: str, *, heads: int = 2, width: int = 4, layers: int = 2, comm
         layers=tuple(LayerGeometry("full", streams, None, f"{name}-{i}") for i in range(layers)),
         tokenizer_digest="t" * 64,
         rope_digest="r" * 64,
+        config_digest="c" * 64,
         embedding_digest=f"e-{name}",
         weights_digest=f"w-{name}",
         licence="apache-2.0",
