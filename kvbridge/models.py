@@ -171,23 +171,20 @@ def load(
             f"found {name!r}: {_first_line(error)}"
         ) from error
     commit = getattr(config, "_commit_hash", None) or ""
-    return wrap(_moved(model, target), tokenizer, name=name, commit=commit, folder=Path(path), stored_dtype=stored)
+    return _assemble(_moved(model, target), tokenizer, name, commit, Path(path), stored)
 
 
-def wrap(
-    model: Any,
-    tokenizer: Any,
-    *,
-    name: str = "",
-    commit: str = "",
-    folder: Path | None = None,
-    stored_dtype: torch.dtype | None = None,
+def wrap(model: Any, tokenizer: Any, *, name: str = "", commit: str = "") -> Model:
+    """A Model around a transformers model and tokenizer that are already loaded; both are used as they are, and every
+    weight is hashed as it stands. Raises UnsupportedModel or RotationMismatch."""
+    return _assemble(model, tokenizer, name, commit, None, model.dtype)
+
+
+def _assemble(
+    model: Any, tokenizer: Any, name: str, commit: str, folder: Path | None, stored_dtype: torch.dtype
 ) -> Model:
-    """A Model around a transformers model and tokenizer that are already loaded; both are used as they are.
-
-    `folder` is where the files lie (digests are cached beside them), `stored_dtype` the dtype that weights are
-    hashed in, so that upcasting on load changes no digest.
-    """
+    """`folder` is where a model just loaded has its files (digests are cached beside them), `stored_dtype` the dtype that
+    weights are hashed in, so that upcasting on load changes no digest."""
     config = model.config.get_text_config(decoder=True)
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModel(
@@ -196,7 +193,7 @@ def wrap(
     found = probe(model, config, name)
     layers = decoder_layers(model.get_decoder())
     rotation = measure_rotation(model.get_decoder(), config, found.content, found.cached, found.positions)
-    digests = weights_digests(model, layers, stored_dtype or model.dtype, folder)
+    digests = weights_digests(model, layers, stored_dtype, folder)
     geometry = KVGeometry(
         model_id=name,
         commit=commit,
