@@ -24,8 +24,6 @@ from kvbridge.repair import RepairPlan
 from kvbridge.snapshot import KVSnapshot
 from kvbridge.translator import GroupMap, Translator
 
-TAILS = {"": 1, "32": 32}
-
 
 @dataclass(frozen=True, eq=False)
 class Setup:
