@@ -6,8 +6,6 @@ Safe at any moment, next to any writer, and killed anywhere: an object in the tr
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +72,7 @@ def stale_keys(names: list[Ref]) -> frozenset[str]:
 
 def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
     """Carries a plan out, sparing what was named since; returns what was deleted."""
-    for name in plan.stages:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(disk.tmp / name, disk.trash / f"stage.{secrets.token_hex(8)}")
+    stages = tuple(name for name in plan.stages if disk.clear(name))
     if plan.attachments:
         stale = stale_keys(_names(disk, refs, frozenset())[0])
         for key in stale & set(plan.attachments):
@@ -103,7 +99,7 @@ def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
         if DIGEST.fullmatch(digest) and digest not in live:
             deleted.append(digest)
         disk.bury(entry)
-    return Plan(tuple(sorted(set(deleted))), plan.stages, plan.trash, plan.attachments, (), size)
+    return Plan(tuple(sorted(set(deleted))), stages, plan.trash, plan.attachments, (), size)
 
 
 def _names(disk: Disk, refs: Refs, without: frozenset[str]) -> tuple[list[Ref], list[str]]:

@@ -137,20 +137,44 @@ class Disk:
         """Stages whose writer is gone. A live writer holds a lock on its own; where locks do nothing, all count."""
         found = []
         for path in sorted(self.tmp.iterdir()):
-            try:
-                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found.append(path)
-            except BlockingIOError:
-                pass
-            except OSError:
-                found.append(path)
-            finally:
-                os.close(handle)
+            with _claim(path) as free:
+                if free:
+                    found.append(path)
         return found
+
+    def clear(self, stage: str) -> bool:
+        """Moves a stage to the trash unless its writer lives; True where it is moved.
+
+        The lock is held until the stage is gone: a writer that waits for it sees that and takes another folder.
+        """
+        with _claim(self.tmp / stage) as free:
+            if free:
+                try:
+                    os.rename(self.tmp / stage, self.trash / f"stage.{secrets.token_hex(8)}")
+                except FileNotFoundError:
+                    return False
+            return free
+
+
+@contextlib.contextmanager
+def _claim(stage: Path) -> Iterator[bool]:
+    """Holds a stage's lock for the block; False where its writer has it, or where the stage is gone."""
+    try:
+        handle = os.open(stage, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        free = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:
+            pass
+        yield free and stage.exists()
+    finally:
+        os.close(handle)
 
 
 def remove_tree(path: Path) -> None:

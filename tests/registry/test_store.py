@@ -199,6 +199,21 @@ def test_a_live_writer_is_spared_and_a_dead_one_collected(store, asset):
     assert store.collect().stages == ("dead",)
 
 
+def test_a_writer_that_takes_its_folder_after_the_plan_is_spared(store, asset):
+    """A plan may see a folder before its writer has locked it; the collection looks again before it moves it."""
+    store.publish(asset)
+    (store.home / "tmp" / "late").mkdir()
+    plan = store.plan()
+    assert plan.stages == ("late",)
+    handle = os.open(store.home / "tmp" / "late", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert store.collect(plan).stages == ()
+    assert (store.home / "tmp" / "late").is_dir()
+    os.close(handle)
+    assert store.collect(plan).stages == ("late",)
+    assert not list((store.home / "tmp").iterdir())
+
+
 @pytest.mark.parametrize("shift_s", [-10 * 365 * 86400, 40 * 365 * 86400])
 def test_the_clock_may_jump(store, asset, newer, monkeypatch, shift_s):
     real, real_ns = time.time, time.time_ns
