@@ -1,9 +1,9 @@
 """What the store costs, against its bars: listing 10,000 pairs ≤ 200 ms, a publish ≤ 1.3× writing and syncing the bytes.
 
-    python -m tests.registry.bench [--folder DIR] [--megabytes 256]
+    python -m tests.registry.bench [--folder DIR] [--megabytes 256] [--runs 7]
 
-Prints one JSON document; exit code 1 where a bar is not met. Each figure is the best of several runs, and the ratio is
-of two figures taken in turn in one run.
+Prints one JSON document; exit code 1 where a bar is not met. Listing is the best of several runs. Writing and publishing
+take turns, each from a synced disk, and the bar is on the median of their ratios.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -60,7 +61,7 @@ def list_ms(folder: Path) -> dict[str, float]:
     return {"pairs": PAIRS, "first_ms": 1e3 * first, "best_ms": 1e3 * min(runs), "worst_ms": 1e3 * max(runs)}
 
 
-def publish_ratio(folder: Path, megabytes: int) -> dict[str, float]:
+def publish_ratio(folder: Path, megabytes: int, runs: int) -> dict[str, object]:
     """Publishing an asset of about that size, against writing and syncing the same files in a plain folder, in turn."""
     width = max(8, int((megabytes * 1e6 / 64) ** 0.5))
     sender, receiver = assets.geometry("a/s", width=width, layers=2), assets.geometry("a/r", width=width, layers=2)
@@ -80,9 +81,10 @@ def publish_ratio(folder: Path, megabytes: int) -> dict[str, float]:
                 os.fsync(file.fileno())
         sync_folder(target)
 
-    for _ in range(5):
+    for _ in range(runs):
         plain.append(seconds(write))
         shutil.rmtree(folder / "plain")
+        os.sync()
         published.append(seconds(lambda: store.publish(source)))
         store.remove(store.select("a/s..a/r").ref)  # type: ignore[arg-type]
         store.collect()
@@ -93,7 +95,8 @@ def publish_ratio(folder: Path, megabytes: int) -> dict[str, float]:
         "write_s": min(plain),
         "publish_s": min(published),
         "ratio_of_best": min(published) / min(plain),
-        "ratio_median": ratios[len(ratios) // 2],
+        "ratio_median": statistics.median(ratios),
+        "ratios": [round(ratio, 2) for ratio in ratios],
     }
 
 
@@ -102,14 +105,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kvbridge-bench-", dir=options.folder))
     try:
-        body = {"publish": publish_ratio(folder, options.megabytes), "list": list_ms(folder)}
+        published, listed = publish_ratio(folder, options.megabytes, options.runs), list_ms(folder)
     finally:
         shutil.rmtree(folder)
-    met = body["list"]["best_ms"] <= LIST_BAR_MS and body["publish"]["ratio_of_best"] <= PUBLISH_BAR
-    print(json.dumps({**body, "bars_met": met}, indent=1))
+    met = listed["best_ms"] <= LIST_BAR_MS and float(str(published["ratio_median"])) <= PUBLISH_BAR
+    print(json.dumps({"publish": published, "list": listed, "bars_met": met}, indent=1))
     sys.exit(not met)
 
 
