@@ -11,15 +11,13 @@ from torch import Tensor
 
 from kvbridge.align import MIN_EXACT_SHARE, Alignment
 from kvbridge.asset import Asset
-from kvbridge.contract import align_request, check_contract, check_text
 from kvbridge.cost import handoff_flops
 from kvbridge.errors import UsageError
-from kvbridge.features import FirstLayers, first_layers, hidden_layer
-from kvbridge.geometry import shared_layers
 from kvbridge.handoff import Handoff
 from kvbridge.models import Encoding, Model
 from kvbridge.provenance import Decision, Provenance, discard, exact_provenance, spans_of
 from kvbridge.repair import RepairPlan, fidelity_map, recompute
+from kvbridge.request import Request, prepare
 from kvbridge.snapshot import KVSnapshot, LayerKV
 from kvbridge.translator import Translator
 
@@ -65,23 +63,6 @@ class Ledger(Protocol):
     def lease(self, asset: Asset) -> Any:
         """A context manager that holds the asset's bytes, or None when there is no room."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    snapshot: KVSnapshot
-    text: str
-    encoding: Encoding
-    alignment: Alignment
-    chosen: Tensor
-    first: FirstLayers | None
-    exact_layers: int
-    feature: Tensor | None
-
-    @property
-    def cached(self) -> int:
-        """Tokens of the receiver that get a cache entry: all but the last."""
-        return len(self.encoding) - 1
 
 
 class Bridge:
@@ -141,21 +122,23 @@ class Bridge:
             raise UsageError(
                 f"repairing {plan.layers} of {len(self.receiver.layers)} layers is a prefill; choose fewer"
             )
-        prepared: list[_Request | Handoff] = []
+        prepared: list[Request | Handoff] = []
         for snapshot, text, encoding in requests:
-            request = self._prepare(snapshot, text, encoding, plan)
+            request = prepare(
+                snapshot, text, encoding, plan, self.sender, self.receiver, self.translator, self.min_exact_share
+            )
             prepared.append(self._dense(encoding, request) if isinstance(request, Decision) else request)
-        ready = [request for request in prepared if isinstance(request, _Request)]
+        ready = [request for request in prepared if isinstance(request, Request)]
         if ready and self.ledger is not None and self.asset is not None:
             lease = self.ledger.lease(self.asset)
             if lease is None:
                 refusal = discard("no_room", f"no room for {self.asset.manifest.weights_bytes} bytes")
-                return [self._dense(r.encoding, refusal) if isinstance(r, _Request) else r for r in prepared]
+                return [self._dense(r.encoding, refusal) if isinstance(r, Request) else r for r in prepared]
             with lease:
                 done = iter(self._finish(ready, plan))
         else:
             done = iter(self._finish(ready, plan))
-        return [next(done) if isinstance(r, _Request) else r for r in prepared]
+        return [next(done) if isinstance(r, Request) else r for r in prepared]
 
     def _prompt(
         self, text: str | None, messages: list[dict[str, Any]] | None, input_ids: Tensor | None
@@ -169,58 +152,21 @@ class Bridge:
         assert text is not None
         return text, self.receiver.encode(text)
 
-    def _prepare(self, snapshot: KVSnapshot, text: str, encoding: Encoding, plan: RepairPlan) -> _Request | Decision:
-        """Contract checks, alignment and the receiver's own first layers; a Decision where the request is refused."""
-        refusal = check_contract(snapshot, self.sender, self.receiver, self.translator)
-        refusal = refusal or check_text(snapshot, text, encoding, self.sender, self.receiver)
-        if refusal is not None:
-            return refusal
-        alignment, same_tokens = align_request(snapshot, encoding, self.receiver.geometry)
-        cached = len(encoding) - 1
-        alignment = Alignment(alignment.index[:cached], alignment.covered[:cached], alignment.exact_share)
-        if alignment.exact_share < self.min_exact_share:
-            return discard(
-                "alignment",
-                f"{alignment.exact_share:.0%} of the receiver's tokens end where a sender's does, expected {self.min_exact_share:.0%}",
-            )
-        chosen = plan.chosen(cached, ~alignment.covered)
-        shared = shared_layers(snapshot.geometry, self.receiver.geometry) if same_tokens else 0
-        total = len(self.receiver.layers)
-        if self.translator is None and shared < total:
-            return discard("no_asset", f"no translator from {self.sender.name} to {self.receiver.name}")
-        if len(chosen) == cached and shared < total:
-            return discard(
-                "too_short",
-                f"all {cached} tokens before the last would be recomputed: a prefill does the same",
-            )
-        wanted = None if self.translator is None or shared == total else hidden_layer(self.translator.receiver_features)
-        depth = max(plan.layers if shared < total else 0, wanted or 0)
-        if self.translator is not None and shared < total:
-            own = 1 + max((i for i in range(total) if i not in self.translator.layers), default=-1)
-            if own == total:
-                return discard("no_asset", f"this translator leaves out the last layer of {self.receiver.name}")
-            depth = max(depth, own if own > shared else 0)
-        first = None
-        if wanted is not None or depth > shared:
-            first = first_layers(self.receiver, encoding.ids[:cached], depth, entering=wanted)
-        feature = None if first is None or wanted is None else first.hidden
-        return _Request(snapshot, text, encoding, alignment, chosen, first, max(depth, shared), feature)
-
-    def _finish(self, requests: list[_Request], plan: RepairPlan) -> list[Handoff]:
+    def _finish(self, requests: list[Request], plan: RepairPlan) -> list[Handoff]:
         translations = self._translate(requests)
         return [
             self._assemble(request, translated, plan)
             for request, translated in zip(requests, translations, strict=True)
         ]
 
-    def _rows(self, request: _Request) -> Tensor:
+    def _rows(self, request: Request) -> Tensor:
         """Receiver tokens that are translated: covered ones that are not recomputed, and all covered ones for a gate."""
         wanted = request.alignment.covered.clone()
         if self.gate is None:
             wanted[request.chosen] = False
         return wanted.nonzero()[:, 0]
 
-    def _translate(self, requests: list[_Request]) -> list[dict[int, LayerKV]]:
+    def _translate(self, requests: list[Request]) -> list[dict[int, LayerKV]]:
         """Translated rows of each request in content space; the rows of all requests go through the maps at once.
         Requests whose layers are all exact need none.
         """
@@ -228,7 +174,7 @@ class Bridge:
         done = iter(self._through_maps([r for r in requests if r.exact_layers < total]))
         return [next(done) if r.exact_layers < total else {} for r in requests]
 
-    def _through_maps(self, requests: list[_Request]) -> list[dict[int, LayerKV]]:
+    def _through_maps(self, requests: list[Request]) -> list[dict[int, LayerKV]]:
         if not requests:
             return []
         assert self.translator is not None
@@ -253,7 +199,7 @@ class Bridge:
             for i in range(len(requests))
         ]
 
-    def _assemble(self, request: _Request, translated: dict[int, LayerKV], plan: RepairPlan) -> Handoff:
+    def _assemble(self, request: Request, translated: dict[int, LayerKV], plan: RepairPlan) -> Handoff:
         """Exact layers, translated rows rotated for the receiver, recomputed tokens, then the gate."""
         receiver, rows = self.receiver, self._rows(request)
         cache = [self._empty(layer, request.cached) for layer in range(len(receiver.layers))]
@@ -278,7 +224,7 @@ class Bridge:
             return self._dense(request.encoding, decision)
         return Handoff(decision, self._provenance(request), receiver, request.encoding.ids, cache, request.cached)
 
-    def _fill_exact(self, request: _Request, cache: list[LayerKV]) -> None:
+    def _fill_exact(self, request: Request, cache: list[LayerKV]) -> None:
         """Layers the receiver computed itself, else those it shares with the sender bit for bit (`cache` is modified).
 
         Done before a repair, which reads them, and after it: a forward of few tokens rounds otherwise than a prefill.
@@ -301,7 +247,7 @@ class Bridge:
         }
 
     def _decide(
-        self, request: _Request, plan: RepairPlan, before: list[LayerKV], cache: list[LayerKV], states: Tensor | None
+        self, request: Request, plan: RepairPlan, before: list[LayerKV], cache: list[LayerKV], states: Tensor | None
     ) -> Decision:
         flops = self._flops(request)
         if request.exact_layers >= len(cache):
@@ -331,7 +277,7 @@ class Bridge:
         )
         return decision if decision.predicted_flops is not None else replace(decision, predicted_flops=flops)
 
-    def _flops(self, request: _Request) -> int:
+    def _flops(self, request: Request) -> int:
         parameters = self.translator.parameters if self.translator is not None else 0
         return handoff_flops(
             self.receiver.geometry,
@@ -342,7 +288,7 @@ class Bridge:
             recomputed=len(request.chosen),
         )
 
-    def _provenance(self, request: _Request) -> Provenance:
+    def _provenance(self, request: Request) -> Provenance:
         matrix = fidelity_map(len(self.receiver.layers), request.cached, request.exact_layers, request.chosen)
         digest = None if self.asset is None else self.asset.digest
         depth = 0 if request.exact_layers >= len(self.receiver.layers) else request.snapshot.provenance.depth + 1

@@ -209,13 +209,28 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 def main() -> None:
     """Entry point: exits 0 on success, 2 on a usage error, 1 on any other refusal, with one line that says why."""
     try:
-        app()
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = 130
+    except typer.TyperException as error:
+        say(_argument_error(error))
+        code = 2
     except UsageError as error:
         say(f"kvbridge: {error}")
-        sys.exit(2)
+        code = 2
     except (KVBridgeError, OSError) as error:
         say(f"kvbridge: {error}")
-        sys.exit(1)
+        code = 1
+    sys.exit(code)
+
+
+def _argument_error(error: typer.TyperException) -> str:
+    """What the argument parser found wrong, in one line; the help alone where a command was given nothing."""
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    if "Usage:" in text or context is None:
+        return text
+    return f"kvbridge: {' '.join(text.split()).rstrip('.')}; see `{context.command_path} --help`"
 
 
 if __name__ == "__main__":

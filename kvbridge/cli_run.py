@@ -20,11 +20,12 @@ from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.cli import emit, say, table
 from kvbridge.errors import UsageError
-from kvbridge.eval.conditions import CONDITIONS, DEFAULT
+from kvbridge.eval.conditions import CONDITIONS
 from kvbridge.eval.display import Terminal
 from kvbridge.eval.items import demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
+from kvbridge.eval.plans import parsed
 from kvbridge.eval.run import REPORT, make_items
 from kvbridge.eval.screen import Data as ScreenData
 from kvbridge.eval.screen import screen
@@ -32,7 +33,7 @@ from kvbridge.eval.screening import screening_table
 from kvbridge.eval.tasks import TASKS
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, read_documents, split_of
-from kvbridge.fitting.memory import plan_memory
+from kvbridge.fitting.memory import check_memory, plan_memory
 from kvbridge.gates.calibration import load_calibration
 from kvbridge.gates.policy import CalibratedGate
 from kvbridge.models import Model
@@ -109,9 +110,10 @@ def run_fit(
     plan = plan_memory(ours.geometry, theirs.geometry, config, torch.device(device))
     if dry_run:
         if as_json:
-            emit({**vars(plan), "peak_bytes": plan.peak_bytes})
+            emit({**vars(plan), "peak_bytes": plan.peak_bytes, "fits": plan.peak_bytes <= plan.budget_bytes})
         else:
             print("\n".join(plan.lines()))
+        check_memory(ours.geometry, theirs.geometry, config, torch.device(device))
         return
     done = kvbridge.fit(
         ours, theirs, source, config=config, device=device, progress=progress_of("fit"),
@@ -149,7 +151,9 @@ def run_eval(
     if "gated" in (conditions or ()):
         found = load_calibration(calibration or path.with_name(path.name + ".gate"), asset)
         gate, plan = CalibratedGate(found), found.rungs[0].plan
-    unknown = [c for c in conditions or () if c not in CONDITIONS] + [t for t in tasks or () if t not in TASKS]
+    unknown = [c for c in conditions or () if c not in CONDITIONS and parsed(c) is None] + [
+        t for t in tasks or () if t not in TASKS
+    ]
     if unknown:
         raise UsageError(
             f"expected conditions of {', '.join(CONDITIONS)} and tasks of {', '.join(TASKS)}, found {', '.join(unknown)}"
@@ -159,7 +163,7 @@ def run_eval(
     items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks)
     summary = run_pair(
         sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
-        conditions=conditions or DEFAULT, excluded=excluded, gate=gate, plan=plan, controls=controls,
+        conditions=conditions, excluded=excluded, gate=gate, plan=plan, controls=controls,
         progress=counted("items"), processes=processes,
     )  # fmt: skip
     say(f"report: {out / REPORT}")

@@ -15,7 +15,12 @@ from kvbridge.translator import Translator
 def check_contract(
     snapshot: KVSnapshot, sender: Model, receiver: Model, translator: Translator | None
 ) -> Decision | None:
-    """The snapshot is `sender`'s own cache, and the translator was fitted for both models exactly as loaded."""
+    """Both models are as they were loaded, the snapshot is `sender`'s own cache, and the translator was fitted for them."""
+    for role, model in (("sender", sender), ("receiver", receiver)):
+        if what := model.changed():
+            return discard(
+                "contract_mismatch", f"{role}: its {what} changed since it was loaded; load or wrap it again"
+            )
     ours = sender.geometry
     if snapshot.geometry.digest != ours.digest:
         return discard(

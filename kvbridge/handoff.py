@@ -16,6 +16,8 @@ from kvbridge.probe import cache_argument
 from kvbridge.provenance import Decision, Provenance
 from kvbridge.snapshot import KVSnapshot, LayerKV, build_cache
 
+DEFAULT_NEW_TOKENS = 64
+
 
 @dataclass(frozen=True, eq=False)
 class Handoff:
@@ -40,38 +42,43 @@ class Handoff:
 
     @property
     def remaining_ids(self) -> Tensor:
-        """Prompt tokens that are not cached, `[1, n]` with n ≥ 1 (the whole prompt after a refusal): feed them with
-        `cache` to get the next token's logits."""
+        """Prompt tokens that are not cached, `[1, n]` (the whole prompt after a refusal; n ≥ 1 unless it is empty): feed
+        them with `cache` to get the next token's logits."""
         return self.ids[None, self.cached :].to(self.receiver.device)
 
     @torch.no_grad()
-    def generate(self, max_new_tokens: int = 64, **generate_kwargs: Any) -> Tensor:
+    def generate(self, max_new_tokens: int | None = None, **generate_kwargs: Any) -> Tensor:
         """`transformers.generate` from here: returns prompt and continuation, `[sequences, tokens]`.
 
-        Every generate argument passes through (streamer, sampling, stopping, beams, …). After a refusal this is
-        plain dense generation. Can be called again: the handoff is not modified.
+        `max_new_tokens` is 64 unless it, `max_length=` or the length of a `generation_config=` says otherwise. Every
+        generate argument passes through (streamer, sampling, stopping, beams, …). After a refusal this is plain dense
+        generation. Can be called again: the handoff is not modified. Raises UsageError on an empty prompt.
         """
         _own(generate_kwargs)
+        _set_length(generate_kwargs, max_new_tokens)
+        if len(self.ids) == 0:
+            raise UsageError("the prompt is empty: there is no token to go on from")
         ids = self.ids[None].to(self.receiver.device)
         if self.layers is not None:
             generate_kwargs |= _repeated(self.receiver, self.cache, generate_kwargs)
         return self.receiver.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
             **generate_kwargs,
         )
 
-    def text(self, max_new_tokens: int = 64, **generate_kwargs: Any) -> str:
-        """The continuation alone, decoded."""
+    def text(self, max_new_tokens: int | None = None, **generate_kwargs: Any) -> str:
+        """The continuation alone, decoded; arguments as of `generate`."""
         out = self.generate(max_new_tokens, **generate_kwargs)
         return self.receiver.tokenizer.decode(out[0, len(self.ids) :], skip_special_tokens=True)
 
     def snapshot(self) -> KVSnapshot:
-        """The handed-over cache as a snapshot that keeps its provenance: another handoff refuses a translated one."""
+        """The handed-over cache as a snapshot (a copy) that keeps its provenance: another handoff refuses a translated
+        one."""
         if self.layers is None:
             raise UsageError("a refused handoff has no cache; capture the receiver instead")
-        return KVSnapshot.from_cache(self.cache_full(), self.receiver, self.ids, provenance=self.provenance)
+        pairs = [(k.clone(), v.clone()) for k, v in self.cache_full()]
+        return KVSnapshot.from_cache(pairs, self.receiver, self.ids, provenance=self.provenance)
 
     def cache_full(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values `[1, heads, cached, width]` per layer, sliding layers at full length."""
@@ -80,13 +87,18 @@ class Handoff:
 
 
 @torch.no_grad()
-def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **generate_kwargs: Any) -> list[Tensor]:
+def generate_many(
+    handoffs: Sequence[Handoff], max_new_tokens: int | None = None, **generate_kwargs: Any
+) -> list[Tensor]:
     """Continues several handoffs of one receiver in one batch, padded on the left; refused ones go one by one.
+    Lengths as of `Handoff.generate`; `max_length=` would count the padding and is refused.
 
     Returns prompt and continuation `[tokens]` per handoff, padding removed from the left. One sequence each: raises
     UsageError where generate would return more, or something else than tokens.
     """
     _own(generate_kwargs)
+    if any(x is not None for x in (generate_kwargs.get("max_length"), _asked(generate_kwargs, "max_length"))):
+        raise UsageError("generate_many pads prompts to one length: give max_new_tokens instead of max_length")
     for name, plain in (("num_return_sequences", 1), ("return_dict_in_generate", False)):
         if handoffs and (_setting(handoffs[0].receiver, name, generate_kwargs) or plain) != plain:
             raise UsageError(f"generate_many returns the tokens of one sequence per handoff; leave {name} out")
@@ -95,6 +107,7 @@ def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **gener
         i: h.generate(max_new_tokens, **generate_kwargs)[0] for i, h in enumerate(handoffs) if h.layers is None
     }
     if ready:
+        _set_length(generate_kwargs, max_new_tokens)
         receiver = handoffs[ready[0]].receiver
         if any(handoffs[i].receiver is not receiver for i in ready):
             raise UsageError("generate_many continues handoffs of one receiver only")
@@ -117,7 +130,6 @@ def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **gener
         out = receiver.model.generate(
             input_ids=ids.to(receiver.device),
             attention_mask=mask.to(receiver.device),
-            max_new_tokens=max_new_tokens,
             **generate_kwargs,
         )
         found |= {i: row[p:] for i, row, p in zip(ready, out, pads, strict=True)}
@@ -126,10 +138,7 @@ def generate_many(handoffs: Sequence[Handoff], max_new_tokens: int = 64, **gener
 
 def _repeated(receiver: Model, cache: DynamicCache, arguments: dict[str, Any]) -> dict[str, Any]:
     """The cache arguments of `generate`, with one row per beam or returned sequence (`cache` is modified)."""
-    if (
-        arguments.pop("use_cache", None) is False
-        or getattr(arguments.get("generation_config"), "use_cache", None) is False
-    ):
+    if arguments.pop("use_cache", None) is False or _asked(arguments, "use_cache") is False:
         raise UsageError("a handoff goes on from its cache: leave use_cache=False out")
     copies = max(_setting(receiver, name, arguments) or 1 for name in ("num_beams", "num_return_sequences"))
     if copies > 1:
@@ -139,9 +148,21 @@ def _repeated(receiver: Model, cache: DynamicCache, arguments: dict[str, Any]) -
 
 def _setting(receiver: Model, name: str, arguments: dict[str, Any]) -> Any:
     """What `generate` will use for `name`: its argument, else generation_config=, else the model's own; None if unset."""
-    asked = (arguments.get(name), getattr(arguments.get("generation_config"), name, None))
+    asked = (arguments.get(name), _asked(arguments, name))
     default = getattr(receiver.model.generation_config, name, None)
     return next((value for value in asked if value is not None), default)
+
+
+def _asked(arguments: dict[str, Any], name: str) -> Any:
+    """What a `generation_config=` among the arguments says for `name`."""
+    return getattr(arguments.get("generation_config"), name, None)
+
+
+def _set_length(arguments: dict[str, Any], max_new_tokens: int | None) -> None:
+    """Sets `max_new_tokens` where it is given, and to DEFAULT_NEW_TOKENS where nothing says how long (modified)."""
+    said = arguments.get("max_length") or _asked(arguments, "max_new_tokens") or _asked(arguments, "max_length")
+    if max_new_tokens is not None or not said:
+        arguments["max_new_tokens"] = DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens
 
 
 def _own(arguments: dict[str, Any]) -> None:

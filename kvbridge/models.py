@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,21 @@ class Model:
     tokenizer: Any
     geometry: KVGeometry
     rotation: Rotation
+    _versions: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", _versions(self.model))
+
+    def changed(self) -> str | None:
+        """What of the live model is no longer as `geometry` says, in a few words; None where all is as it was loaded.
+
+        Weights written in place are seen by the counters torch keeps; writes through `.data` escape them.
+        """
+        if f"torch.{self.geometry.dtype}" != str(self.dtype):
+            return f"dtype (now {str(self.dtype).removeprefix('torch.')})"
+        if adapter_names(self.model) != self.geometry.adapters:
+            return "adapters"
+        return "weights" if _versions(self.model) != self._versions else None
 
     @property
     def device(self) -> torch.device:
@@ -122,6 +137,11 @@ class Model:
         """Special tokens that the tokenizer puts before every text by itself."""
         ids = self.tokenizer("", verbose=False)["input_ids"]
         return ids if set(ids) <= set(self.tokenizer.all_special_ids) else []
+
+
+def _versions(model: nn.Module) -> tuple[int, ...]:
+    """How often each weight has been written to; inference tensors cannot be and keep no count."""
+    return tuple(0 if p.is_inference() else p._version for p in model.parameters())
 
 
 def _monotone(spans: Tensor) -> Tensor:

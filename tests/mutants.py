@@ -137,7 +137,7 @@ MUTANTS = (
         "tests/hostile/test_snapshots.py::test_one_bit_flipped_anywhere",
     ),
     Mutant(
-        "unmapped_layers_left_empty", "kvbridge/bridge.py", "depth = max(depth, own if own > shared else 0)", "pass",
+        "unmapped_layers_left_empty", "kvbridge/request.py", "depth = max(depth, own if own > shared else 0)", "pass",
         "tests/core/test_partial_translator.py::test_layers_without_a_map_are_the_receivers_own",
     ),
     Mutant(

@@ -263,3 +263,48 @@ def test_given_tokens_are_kept_as_they_are():
     assert handoff.provenance.share("approximate") > 0.5
     expected = tiny("llama").model.generate(ids[None], max_new_tokens=10, do_sample=False)
     assert torch.equal(handoff.generate(10, do_sample=False), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        ({}, 64),
+        ({"generation_config": GenerationConfig(do_sample=False, max_new_tokens=7, eos_token_id=-1)}, 7),
+        ({"generation_config": GenerationConfig(do_sample=False, eos_token_id=-1)}, 64),
+        ({"max_new_tokens": 5, "generation_config": GenerationConfig(max_new_tokens=7, eos_token_id=-1)}, 5),
+        ({"max_new_tokens": 5}, 5),
+    ],
+    ids=["nothing", "config", "config_without", "both", "argument"],
+)
+def test_the_length_is_what_was_asked_for(arguments, tokens):
+    handoff = handed()
+    asked = {"eos_token_id": -1, "do_sample": False} if "generation_config" not in arguments else {}
+    assert handoff.generate(**arguments, **asked).shape[1] == len(handoff.ids) + tokens
+    assert len(generate_many([handoff], **arguments, **asked)[0]) == len(handoff.ids) + tokens
+
+
+def test_a_total_length_holds_for_one_and_is_refused_for_many():
+    handoff = handed()
+    total = len(handoff.ids) + 6
+    for arguments in ({"max_length": total}, {"generation_config": GenerationConfig(max_length=total)}):
+        assert handoff.generate(**arguments, eos_token_id=-1).shape[1] == total
+        with pytest.raises(UsageError, match="max_new_tokens"):
+            generate_many([handoff], **arguments)
+
+
+def test_an_empty_prompt_has_nothing_to_go_on_from():
+    model = tiny("llama")
+    handoff = Bridge(None, sender=model, receiver=model).handoff(capture(model, TEXT[:50]), "")
+    assert handoff.decision.verdict == "discard"
+    assert handoff.remaining_ids.shape == (1, 0)
+    with pytest.raises(UsageError, match="empty"):
+        handoff.generate(4)
+
+
+def test_a_snapshot_of_a_handoff_is_its_own():
+    handoff = handed()
+    expected = handoff.generate(6, do_sample=False)
+    for layer in handoff.snapshot().layers:
+        for tensor in layer.values():
+            tensor.zero_()
+    assert torch.equal(handoff.generate(6, do_sample=False), expected)

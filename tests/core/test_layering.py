@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CORE = [
     "errors", "geometry", "files", "manifest", "demo", "probe", "digests", "rope", "models", "align", "provenance",
-    "snapshot_file", "snapshot", "prefill", "features", "repair", "translator", "cost", "asset", "contract", "handoff", "bridge",
+    "snapshot_file", "snapshot", "prefill", "features", "repair", "translator", "cost", "asset", "contract", "request",
+    "handoff", "bridge",
 ]  # fmt: skip
 BRANCHES = ("fitting", "gates", "registry")
 TOP = ("eval", "cli")

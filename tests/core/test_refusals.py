@@ -271,3 +271,42 @@ def test_null_ledger_context_is_accepted():
             return nullcontext()
 
     assert bridge(asset=asset(), ledger=Free()).handoff(capture(SENDER, PROMPT), PROMPT).decision.accepted
+
+
+def _scaled(model):
+    with torch.no_grad():
+        next(iter(model.layers[1].parameters())).mul_(1.01)
+
+
+def _trained(model):
+    model.model.train()
+    model.model(torch.arange(8)[None]).logits.sum().backward()
+    torch.optim.SGD(model.model.parameters(), lr=1e-3).step()
+
+
+def _reloaded(model):
+    model.model.load_state_dict(model.model.state_dict())
+
+
+CHANGES = {
+    "in_place": (_scaled, "weights"),
+    "trained": (_trained, "weights"),
+    "state_dict": (_reloaded, "weights"),
+    "dtype": (lambda m: m.model.to(torch.bfloat16), "dtype"),
+}
+
+
+@pytest.mark.parametrize("role", ["sender", "receiver"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_changed_since_it_was_loaded(role, change):
+    """Its digests are those of other weights: nothing captured before or after may pass under them."""
+    models = {"sender": wrapped(tiny_causal("llama")), "receiver": wrapped(tiny_causal("llama"))}
+    own = Bridge(None, **models)
+    snapshot = capture(models["sender"], PROMPT)
+    assert own.handoff(snapshot, PROMPT).decision.verdict == "use"
+    alter, words = CHANGES[change]
+    alter(models[role])
+    decision = own.handoff(snapshot, PROMPT).decision
+    assert (decision.verdict, decision.reason) == ("discard", "contract_mismatch")
+    assert role in decision.detail
+    assert words in decision.detail

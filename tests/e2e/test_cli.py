@@ -93,6 +93,33 @@ def losses(path: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fit", "a"), "receiver"),
+        (("nosuch",), "nosuch"),
+        (("fit", "a", "b", "--out", "x", "--layers", "z"), "--layers"),
+        (("registry", "ls", "--nosuch"), "--nosuch"),
+    ],
+    ids=["missing", "command", "value", "option"],
+)
+def test_a_usage_error_is_one_line(arguments: tuple[str, ...], words: str) -> None:
+    stdout, stderr = kvbridge(*arguments, code=2)
+    assert stdout == ""
+    (line,) = stderr.splitlines()
+    assert line.startswith("kvbridge: ")
+    assert words in line
+    assert "--help" in line
+
+
+def test_a_dry_run_over_budget_is_a_refusal_that_names_what_fits() -> None:
+    run = ("fit", "demo:sender", "demo:receiver", "--out", "unused", "--dry-run", "--json")
+    assert json.loads(kvbridge(*run)[0])["fits"] is True
+    stdout, stderr = kvbridge(*run, "--memory-bytes", 30_000_000, code=1)
+    assert json.loads(stdout)["fits"] is False
+    assert "would fit" in stderr or "--memory-bytes" in stderr
+
+
 def test_summary_is_recomputed_from_the_rows(asset: Path, tmp_path: Path) -> None:
     from kvbridge.eval.rows import read_rows
     from kvbridge.eval.summary import dumps, summarise
