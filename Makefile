@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM := false
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,real]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,real,sign,fuzz]'
 	touch $@
 
 install: $(VENV)/.installed

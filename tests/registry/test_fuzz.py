@@ -44,9 +44,9 @@ def test_atheris(tmp_path):
         "tests.registry.fuzz",
         str(tmp_path),
         "--plain",
-        "-runs=20000",
+        "-runs=100000",
         "-rss_limit_mb=512",
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "Done 20000 runs" in done.stderr
+    assert "Done 100000 runs" in done.stderr
