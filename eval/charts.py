@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbridge.eval import display
-from kvbridge.eval.summary import ordered
+from kvbridge.eval.plans import ordered
 
 VIRIDIS = (
     "#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725",
@@ -58,7 +58,7 @@ def recovery_bars(summary: Mapping[str, Any]) -> Bars | None:
             Bar(
                 name=name,
                 label=display.label(name),
-                role=display.ROLES.get(name, "control"),
+                role=display.role(name),
                 start=left,
                 width=round(right - left, 3),
                 low=at(ci[0]) if ci else None,

@@ -1,67 +1,30 @@
-"""How the receiver (or the sender) gets past a prompt: the conditions every number is compared across."""
+"""How the receiver (or the sender) gets past a prompt: the conditions every number is compared across.
+
+Conditions are routes × recomputed tails (`plans`), and four that have no tail of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvbridge.bridge import Bridge, Gate
+from kvbridge.bridge import Bridge
 from kvbridge.cost import forward_flops, prefill_flops
 from kvbridge.errors import EvalError
 from kvbridge.eval.items import Item
+from kvbridge.eval.plans import TAILS, check_names, named, parsed
+from kvbridge.eval.setup import Setup
+from kvbridge.eval.sharing import SharedTranslator
 from kvbridge.eval.start import Start, Stopwatch, forward
-from kvbridge.fitting.families.full_head import full_head
 from kvbridge.handoff import Handoff
 from kvbridge.models import Model
 from kvbridge.prefill import capture
-from kvbridge.repair import RepairPlan
 from kvbridge.snapshot import KVSnapshot
-from kvbridge.translator import GroupMap, Translator
-
-
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """Models, translator and control of one pair, shared by all items. `plan` is the repair that every condition
-    gets; conditions named …32 get its `tail` raised to 32."""
-
-    sender: Model
-    receiver: Model
-    bridge: Bridge
-    control: Bridge
-    gated: Bridge | None = None
-    plan: RepairPlan = field(default_factory=RepairPlan)
-
-    @classmethod
-    def of(
-        cls,
-        asset: Any,
-        controls: Translator,
-        sender: Model,
-        receiver: Model,
-        *,
-        gate: Gate | None = None,
-        plan: RepairPlan | None = None,
-    ) -> Setup:
-        """From an asset (or translator) and its control map."""
-        return cls(
-            sender,
-            receiver,
-            Bridge(asset, sender=sender, receiver=receiver),
-            Bridge(controls, sender=sender, receiver=receiver),
-            None if gate is None else Bridge(asset, sender=sender, receiver=receiver, gate=gate),
-            plan or RepairPlan(),
-        )
-
-    @property
-    def raw_bridge(self) -> Bridge | None:
-        """The sender's cache taken as it is (content space, so positions stay right), where shapes and tokens agree."""
-        return _raw_bridge(self)
 
 
 @dataclass(eq=False)
@@ -118,45 +81,38 @@ def sender(prompt: Prompt) -> Start:
     return Start(model, logits, cache, count, watch.ms(), share)
 
 
-def translated(tail: int) -> Callable[[Prompt], Start]:
+def translated(prompt: Prompt, tail: int) -> Start:
     """The sender's cache through the translator; a prompt that the repair covers whole is a prefill."""
-    return lambda prompt: _handed(prompt, prompt.setup.bridge, prompt.snapshot, tail)
+    return _handed(prompt, prompt.setup.bridge, prompt.snapshot, tail)
 
 
-def wrong_document(prompt: Prompt) -> Start:
+def wrong_document(prompt: Prompt, tail: int) -> Start:
     """Another document's cache through the translator: the right receiver features, sinks and tail."""
-    return _handed(prompt, prompt.setup.bridge, prompt.wrong_snapshot, 1)
+    return _handed(prompt, prompt.setup.bridge, prompt.wrong_snapshot, tail)
 
 
-def token_only(prompt: Prompt) -> Start:
+def token_only(prompt: Prompt, tail: int) -> Start:
     """The control map: receiver features alone."""
-    return _handed(prompt, prompt.setup.control, prompt.snapshot, 1)
+    return _handed(prompt, prompt.setup.control, prompt.snapshot, tail)
 
 
-def tail_only(tail: int) -> Callable[[Prompt], Start]:
+def tail_only(prompt: Prompt, tail: int) -> Start:
     """Sinks and the last `tail` tokens prefilled at their own positions; nothing translated. `no_context` is this with a
     tail of 1, and what two conditions share is prefilled once."""
-
-    def run(prompt: Prompt) -> Start:
-        if tail not in prompt.tails:
-            prompt.tails[tail] = prefill_tail(prompt)
-        return prompt.tails[tail]
-
-    def prefill_tail(prompt: Prompt) -> Start:
+    if tail not in prompt.tails:
         receiver, ids, sinks = prompt.setup.receiver, prompt.ids, prompt.setup.plan.sinks
         count, first = len(ids), max(0, len(ids) - tail)
         share = forward_flops(receiver.geometry, min(sinks, first) + count - first, 0, head=True) / prompt.prefill_flops
-        return _prefill(receiver, ids, share=share, sinks=min(sinks, first), tail_from=first)
+        prompt.tails[tail] = _prefill(receiver, ids, share=share, sinks=min(sinks, first), tail_from=first)
+    return prompt.tails[tail]
 
-    return run
 
-
-def raw_sender(prompt: Prompt) -> Start:
+def raw_sender(prompt: Prompt, tail: int) -> Start:
     """The sender's cache as it is, under the same repair; only where shapes and tokenizers agree."""
     bridge = prompt.setup.raw_bridge
     if bridge is None:
         raise EvalError("raw_sender needs equal shapes and tokenizers")
-    return _handed(prompt, bridge, prompt.snapshot, 1)
+    return _handed(prompt, bridge, prompt.snapshot, tail)
 
 
 def gated(prompt: Prompt) -> Start:
@@ -167,30 +123,34 @@ def gated(prompt: Prompt) -> Start:
 
 
 Condition = Callable[[Prompt], Start]
+Route = Callable[[Prompt, int], Start]
+
+
+def _at(route: Route, tail: int) -> Condition:
+    return lambda prompt: route(prompt, tail)
+
+
+BY_TAIL: dict[str, Route] = {
+    "translated": translated,
+    "wrong_document": wrong_document,
+    "token_only": token_only,
+    "tail_only": tail_only,
+    "raw_sender": raw_sender,
+}
 CONDITIONS: dict[str, Condition] = {
     "native": native,
     "sender": sender,
-    "translated": translated(1),
-    "translated_tail32": translated(32),
-    "no_context": tail_only(1),
-    "wrong_document": wrong_document,
-    "token_only": token_only,
-    "tail_only": tail_only(1),
-    "tail_only32": tail_only(32),
-    "raw_sender": raw_sender,
     "gated": gated,
+    "no_context": _at(tail_only, 1),
+    **{named(route, tail): _at(run, tail) for route, run in BY_TAIL.items() for tail in TAILS},
 }
-DEFAULT = (
-    "native",
-    "sender",
-    "translated",
-    "translated_tail32",
-    "no_context",
-    "wrong_document",
-    "token_only",
-    "tail_only",
-    "tail_only32",
-)
+
+
+def condition(name: str) -> Condition:
+    """The condition of a name in CONDITIONS, or of a route at another tail; raises EvalError."""
+    check_names([name], CONDITIONS)
+    route = parsed(name)
+    return CONDITIONS[name] if route is None else _at(BY_TAIL[route[0]], route[1])
 
 
 @torch.no_grad()
@@ -212,7 +172,7 @@ def _handed(prompt: Prompt, bridge: Bridge, snapshot: KVSnapshot, tail: int) -> 
     handoff: Handoff = bridge.handoff(snapshot, prompt.item.prompt, repair=plan)
     cache = handoff.cache
     logits = forward(receiver, handoff.remaining_ids, cache, handoff.cached, keep=1)[0, -1].float()
-    ms = watch.ms()
+    ms = watch.ms() + _spared(bridge)
     decision = handoff.decision
     if not decision.accepted and bridge.gate is None and decision.reason != "too_short":
         raise EvalError(f"{prompt.item.id}: {decision}")
@@ -221,18 +181,7 @@ def _handed(prompt: Prompt, bridge: Bridge, snapshot: KVSnapshot, tail: int) -> 
     return Start(receiver, logits, cache, len(prompt.ids), ms, share, decision.verdict, decision.score, decision.reason)
 
 
-def _raw_bridge(setup: Setup) -> Bridge | None:
-    ours, theirs = setup.sender.geometry, setup.receiver.geometry
-    shapes = [tuple((s.heads, s.width) for s in layer.streams) for layer in ours.layers]
-    if ours.tokenizer_digest != theirs.tokenizer_digest or shapes != [
-        tuple((s.heads, s.width) for s in layer.streams) for layer in theirs.layers
-    ]:
-        return None
-    maps = {}
-    for index, layer in enumerate(theirs.layers):
-        for stream in layer.streams:
-            (group,) = full_head(ours, theirs, index, stream.name, (index,))
-            eye = torch.eye(stream.features)
-            maps[index, stream.name] = (GroupMap(group.heads, group.blocks, False, eye, torch.zeros(stream.features)),)
-    translator = Translator(ours, theirs, "identity", "none", maps)
-    return Bridge(translator, sender=setup.sender, receiver=setup.receiver)
+def _spared(bridge: Bridge) -> float:
+    """Milliseconds of translation that an earlier condition paid for and this one needs as well."""
+    translator = bridge.translator
+    return translator.memory.taken() if isinstance(translator, SharedTranslator) else 0.0

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvbridge.eval.summary import ordered
+from kvbridge.eval.plans import is_subject, ordered, parsed
 
 Summary = Mapping[str, Any]
 
@@ -23,21 +23,12 @@ LABELS = {
     "native": "Receiver's own prefill",
     "sender": "Sender, no switch",
     "translated": "Translated",
-    "translated_tail32": "Translated, tail 32",
     "gated": "Behind the gate",
     "no_context": "No context",
     "wrong_document": "Wrong document",
     "token_only": "Token-only map",
     "tail_only": "Tail only",
-    "tail_only32": "Tail 32 only",
     "raw_sender": "Sender's cache, raw",
-}
-ROLES = {
-    "native": "ceiling",
-    "sender": "ceiling",
-    "translated": "subject",
-    "translated_tail32": "subject",
-    "gated": "subject",
 }
 TASKS = {"continuation": "Continuation", "recall": "Recall", "multiple_choice": "Multiple choice", "qa": "QA"}
 
@@ -64,7 +55,18 @@ METRICS = (
 
 
 def label(condition: str) -> str:
-    return LABELS.get(condition, condition.replace("_", " "))
+    """A condition in words."""
+    route, tail = parsed(condition) or (condition, 1)
+    if route == "tail_only" and tail > 1:
+        return f"Tail {tail} only"
+    return LABELS.get(route, route.replace("_", " ")) + (f", tail {tail}" if tail > 1 else "")
+
+
+def role(condition: str) -> str:
+    """`subject`, `ceiling` (the two denominators) or `control`."""
+    if condition in ("native", "sender"):
+        return "ceiling"
+    return "subject" if is_subject(condition) else "control"
 
 
 def number(value: float | None, style: str, signed: bool = False) -> str:
@@ -142,7 +144,7 @@ class Terminal:
                 if ci := interval(condition[f"{metric.key}_ci"], metric.style):
                     cell.append("\n" + ci.replace(" to ", "–"), style="dim")
                 cells.append(cell)
-            table.add_row(Text(label(name), style="bold" if ROLES.get(name) == "subject" else ""), *cells)
+            table.add_row(Text(label(name), style="bold" if role(name) == "subject" else ""), *cells)
         return table
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from kvbridge.asset import Asset, load_asset, load_controls, save_asset
 from kvbridge.bridge import Gate
 from kvbridge.errors import CorruptFile
-from kvbridge.eval.conditions import DEFAULT, Setup
 from kvbridge.eval.items import Item
 from kvbridge.eval.run import Excluded, evaluate, finish
+from kvbridge.eval.setup import Setup
 from kvbridge.eval.workers import Recipe, workers
 from kvbridge.files import parse_json, write_file
 from kvbridge.fitting.config import FitConfig
@@ -82,7 +82,7 @@ def run_pair(
     out: Path,
     *,
     command: str,
-    conditions: Sequence[str] = DEFAULT,
+    conditions: Sequence[str] | None = None,
     excluded: Sequence[Excluded] = (),
     gate: Gate | None = None,
     plan: RepairPlan | None = None,

@@ -15,9 +15,10 @@ from typing import Any
 import jinja2
 
 from kvbridge.eval import charts, display
+from kvbridge.eval.plans import ordered
 from kvbridge.eval.routing import risk_coverage
 from kvbridge.eval.rows import Row
-from kvbridge.eval.summary import gate_arrays, ordered
+from kvbridge.eval.summary import gate_arrays
 from kvbridge.eval.table import Table
 from kvbridge.eval.verdict import CASCADE, GATE, TRANSLATE, metric_of
 
@@ -104,11 +105,12 @@ def render_html(
         s=summary,
         said=_sentence(summary["headline"]),
         contrasts=_contrasts(summary),
+        not_run={(c["condition"], c["against"], c["task"]) for c in summary["contrasts_not_run"]},
         sender=sender,
         receiver=receiver,
         badge=_BADGES.get(summary["verdict"], ("no", "")),
         tasks=display.TASKS,
-        roles=display.ROLES,
+        role=display.role,
         metrics=display.columns(summary),
         names=ordered(summary["conditions"]),
         ordered=ordered,
@@ -137,6 +139,8 @@ def _contrasts(summary: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]
     for c in summary["contrasts"]:
         if c["against"] != "sender":
             found.setdefault(c["condition"], {}).setdefault(c["against"], {})[c["task"]] = c
+    for c in summary["contrasts_not_run"]:
+        found.setdefault(c["condition"], {}).setdefault(c["against"], {})
     return found
 
 

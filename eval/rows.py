@@ -35,7 +35,7 @@ class Row:
     `document` is the cluster the item is resampled with. `loss` is the sum of nats over the `tokens` scored
     tokens, which cover `characters` characters; `kl` is the mean KL(native ‖ condition) over them,
     `agreement` the share with native's argmax. `chance` is what guessing scores on the item.
-    `prefill_share` is FLOPs to the first token over those of the receiver's dense prefill. `score` is the
+    `tail` is how many of the last tokens the receiver recomputed, `prefill_share` FLOPs to the first token over those of the receiver's dense prefill. `score` is the
     gate's predicted risk: lower is safer.
     """
 
@@ -56,6 +56,7 @@ class Row:
     prefill_share: float | None = None
     ttft_ms: float | None = None
     cost_ms: float | None = None
+    tail: int | None = None
     verdict: str | None = None
     score: float | None = None
     status: str = "ok"
@@ -82,6 +83,8 @@ class Row:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise EvalError(f"row {self.key}: {name} must be a whole number ≥ 0, found {value!r}")
+        if self.tail is not None and (not isinstance(self.tail, int) or isinstance(self.tail, bool) or self.tail < 1):
+            raise EvalError(f"row {self.key}: tail must be a whole number ≥ 1 or null, found {self.tail!r}")
         for name in _FLOATS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):

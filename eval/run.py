@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from kvbridge.errors import EvalError, KVBridgeError
-from kvbridge.eval.conditions import CONDITIONS, DEFAULT, Prompt, Setup
+from kvbridge.eval.conditions import CONDITIONS, Prompt, condition
 from kvbridge.eval.items import Item, RawItem, kind_of
+from kvbridge.eval.plans import check_names, ordered
 from kvbridge.eval.rows import Row, RowWriter, read_rows
+from kvbridge.eval.setup import Setup
 from kvbridge.eval.summary import summarise, write_summary
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
@@ -106,7 +108,7 @@ def evaluate(
     items: Sequence[Item],
     out: Path,
     *,
-    conditions: Sequence[str] = DEFAULT,
+    conditions: Sequence[str] | None = None,
     excluded: Sequence[Excluded] = (),
     meta: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -114,13 +116,12 @@ def evaluate(
 ) -> Path:
     """Runs every condition on every item and appends what is missing to `out/rows.jsonl`; returns that path.
 
-    A cut run continues. Raises EvalError for unknown conditions, too few items, or rows of another pair; a row that
+    Without `conditions` those of `setup.defaults()`. A cut run continues. Raises EvalError for unknown conditions, too few items, or rows of another pair; a row that
     cannot be computed is written as excluded with its reason. `compute` takes jobs and gives their rows in order, by
     default here and now (kvbridge.eval.workers: on several processes).
     """
-    unknown = [c for c in conditions if c not in CONDITIONS]
-    if unknown:
-        raise EvalError(f"expected conditions of {', '.join(CONDITIONS)}, found {', '.join(unknown)}")
+    conditions = tuple(ordered(setup.defaults() if conditions is None else conditions))
+    check_names(conditions, CONDITIONS)
     if len({item.document for item in items}) < 2:
         raise EvalError(
             f"expected items of at least 2 documents (another one is needed as the wrong document), found {len(items)} items"
@@ -132,9 +133,9 @@ def evaluate(
         body = {**(meta or {}), "pair": pair_meta(setup), "items": used}
         write_file(out / RUN, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
         for lost in excluded:
-            for condition in conditions:
-                if (lost.id, lost.task, condition) not in writer.done:
-                    writer.write(_unusable(pair, lost.id, lost.document, lost.task, condition, lost.reason))
+            for name in conditions:
+                if (lost.id, lost.task, name) not in writer.done:
+                    writer.write(_unusable(pair, lost.id, lost.document, lost.task, name, lost.reason))
         donors = _donors(items)
         jobs = []
         for item in items:
@@ -174,7 +175,7 @@ def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:
 
 
 def pair_digest(setup: Setup) -> str:
-    """Digest of both models, the translator, the repair and the gate: rows of different ones never mix."""
+    """Digest of both models, the translator, its controls, the repair and the gate: rows of different ones never mix."""
     asset = setup.bridge.asset
     translator = asset.digest if asset is not None else None
     gate = None
@@ -182,7 +183,8 @@ def pair_digest(setup: Setup) -> str:
         calibration = getattr(setup.gated.gate, "calibration", None)
         gate = type(setup.gated.gate).__name__ if calibration is None else calibration.digest
     plan = [setup.plan.sinks, setup.plan.tail, setup.plan.layers, list(setup.plan.tokens)]
-    return digest_json([setup.sender.geometry.digest, setup.receiver.geometry.digest, translator, plan, gate])
+    models = [setup.sender.geometry.digest, setup.receiver.geometry.digest]
+    return digest_json([*models, translator, setup.controls_digest, plan, gate])
 
 
 def pair_meta(setup: Setup) -> dict[str, Any]:
@@ -195,6 +197,7 @@ def pair_meta(setup: Setup) -> dict[str, Any]:
         "sender_digest": setup.sender.geometry.digest,
         "receiver_digest": setup.receiver.geometry.digest,
         "translator_digest": asset.digest if asset is not None else None,
+        "controls_digest": setup.controls_digest,
     }
 
 
@@ -204,19 +207,19 @@ def item_rows(setup: Setup, job: Job) -> list[Row]:
     prompt, task = Prompt(setup, item, job.donor), TASKS[item.task]
     own: Scored | None = None
     rows = []
-    for condition in sorted({"native", *conditions}, key=lambda c: (c != "native", list(CONDITIONS).index(c))):
+    for name in ordered({"native", *conditions}):
         try:
-            start = CONDITIONS[condition](prompt)
+            start = condition(name)(prompt)
             if start.scored is None:
                 start.scored = task.score(item, start)
             scored = start.scored
         except (KVBridgeError, torch.OutOfMemoryError) as error:
-            if condition in conditions:
-                rows.append(_unusable(pair, item.id, item.document, item.task, condition, str(error)))
+            if name in conditions:
+                rows.append(_unusable(pair, item.id, item.document, item.task, name, str(error)))
             continue
-        if condition == "native":
+        if name == "native":
             own = scored
-        if condition not in conditions:
+        if name not in conditions:
             continue
         kl, agreement = None, None
         if (
@@ -233,7 +236,8 @@ def item_rows(setup: Setup, job: Job) -> list[Row]:
                 document=item.document,
                 conversation=item.conversation,
                 task=item.task,
-                condition=condition,
+                condition=name,
+                tail=setup.tail(name),
                 loss=scored.loss,
                 tokens=scored.tokens,
                 characters=scored.characters,

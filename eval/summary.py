@@ -15,11 +15,12 @@ from typing import Any
 from kvbridge.errors import EvalError
 from kvbridge.eval import statistics
 from kvbridge.eval.bootstrap import Interval
+from kvbridge.eval.plans import named, ordered
 from kvbridge.eval.routing import call_curve, risk_coverage
 from kvbridge.eval.rows import TASKS, Row
 from kvbridge.eval.statistics import Refused
 from kvbridge.eval.table import FOREIGN_TOKENIZER, Table, bounds, check_rows, figure, median, number
-from kvbridge.eval.verdict import ACCURACY_TASKS, DEFAULT_RULES, Rules, headline, judge, metric_of
+from kvbridge.eval.verdict import ACCURACY_TASKS, DEFAULT_RULES, Rules, headline, judge, metric_of, subjects
 
 SCHEMA = 1
 METRICS = (
@@ -33,11 +34,6 @@ METRICS = (
     "prefill_share",
     "ttft_ms",
 )
-CONDITION_ORDER = (
-    "native", "sender", "translated", "translated_tail32", "gated", "no_context", "wrong_document",
-    "token_only", "tail_only", "tail_only32", "raw_sender",
-)  # fmt: skip
-JUDGED = ("translated", "translated_tail32", "gated")
 
 
 def summarise(
@@ -72,6 +68,9 @@ def summarise(
             for task in tables
         },
         "contrasts": [c.as_dict(rules) for c in verdict.contrasts],
+        "contrasts_not_run": [
+            {"task": task, "condition": name, "against": other} for task, name, other in verdict.not_run
+        ],
         "denominators": {
             "standalone": {task: _each(table, standalone) for task, table in tables.items()},
             "cascading": {task: _each(table, cascading) for task, table in tables.items()},
@@ -93,11 +92,6 @@ def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(dumps(summary), encoding="utf-8")
     temporary.replace(path)
-
-
-def ordered(names: Iterable[str]) -> list[str]:
-    known = set(names)
-    return [name for name in CONDITION_ORDER if name in known] + sorted(known - set(CONDITION_ORDER))
 
 
 def condition(table: Table, name: str) -> dict[str, Any]:
@@ -143,7 +137,7 @@ def _headline_condition(
 
 
 def _each(table: Table, figures: Any) -> dict[str, Any]:
-    found = ((name, figures(table, name)) for name in JUDGED if name in table.cells)
+    found = ((name, figures(table, name)) for name in subjects(table))
     return {name: value for name, value in found if value is not None}
 
 
@@ -209,18 +203,18 @@ def cascading(table: Table, name: str) -> dict[str, Any] | None:
 
 def gate_arrays(table: Table) -> tuple[list[float], list[float], list[str]] | None:
     """Per item the translated cache's loss and the gate's risk score, with the items; None without scored
-    gated rows.
+    gated rows, or without the same translation (gated's tail) run ungated.
 
     The loss is an answer lost (native right, translated wrong) or, without answers, KL(native ‖ translated)
     in nats.
     """
-    scored = table.items(["gated"], "score")
+    scored, ungated = table.items(["gated"], "score"), named("translated", table.tail("gated"))
     field = "correct" if metric_of(table) == "correct" else "kl"
-    others = ["translated", "native"] if field == "correct" else ["translated"]
+    others = [ungated, "native"] if field == "correct" else [ungated]
     items = [item for item in table.items(others, field) if item in set(scored)]
     if not items:
         return None
-    value = table.column("translated", field, items)
+    value = table.column(ungated, field, items)
     lost = table.column("native", field, items) * (1 - value) if field == "correct" else value
     return lost.tolist(), table.column("gated", "score", items).tolist(), items
 
@@ -237,7 +231,8 @@ def gate(table: Table) -> dict[str, Any] | None:
         "verdicts": dict(sorted(verdicts.items())), "apgr": None, "cpt_50": None, "cpt_80": None,
     }  # fmt: skip
     if metric_of(table) == "correct":
-        weak, strong = (table.column(name, "correct", items) for name in ("translated", "native"))
+        ungated = named("translated", table.tail("gated"))
+        weak, strong = (table.column(name, "correct", items) for name in (ungated, "native"))
         calls = call_curve(weak, strong, score)
         found = {"apgr": calls.apgr(), "cpt_50": calls.cpt(0.5), "cpt_80": calls.cpt(0.8)}
         result |= {key: None if isinstance(value, Refused) else number(value) for key, value in found.items()}

@@ -16,6 +16,7 @@ from scipy import stats
 from kvbridge.errors import EvalError
 from kvbridge.eval import statistics
 from kvbridge.eval.bootstrap import Floats, Interval, ratio_interval
+from kvbridge.eval.plans import parsed
 from kvbridge.eval.rows import Row
 from kvbridge.eval.statistics import Refused
 
@@ -46,6 +47,11 @@ class Table:
     def column(self, condition: str, field: str, items: Sequence[str]) -> Floats:
         """`field` of `condition` at `items`: `[items]`."""
         return np.array([getattr(self.cells[condition][item], field) for item in items], dtype=np.float64)
+
+    def tail(self, condition: str) -> int:
+        """Tail of the recomputed tokens of `condition`: as its rows say, else as its name does (rows of older runs)."""
+        known = next((r.tail for r in self.cells.get(condition, {}).values() if r.tail is not None), None)
+        return known or (parsed(condition) or ("", 1))[1]
 
     def documents(self, condition: str, items: Sequence[str]) -> list[str]:
         return [self.cells[condition][item].document for item in items]

@@ -1,7 +1,7 @@
 """Which of four things to do with a pair, by written rules.
 
-1. `prefill`: translated does not beat each of its controls (same receiver features, another document, same
-   tail and nothing translated), or costs no less than a prefill, or the evidence for either is missing.
+1. `prefill`: translated does not beat each of its controls at the same tail (same receiver features,
+   another document, nothing translated), or costs no less than a prefill, or the evidence for either is missing.
 2. `cascade instead`: nothing is gained over leaving the conversation with the sender.
 3. `translate behind the gate`: something is gained, but items that the sender had right are lost, a task
    gets worse than with the sender, or too little of the receiver is retained; or only the gated condition
@@ -20,16 +20,12 @@ from typing import Any
 
 from kvbridge.eval import statistics
 from kvbridge.eval.bootstrap import Interval
+from kvbridge.eval.plans import CONTROLS, against, is_subject, named, ordered
 from kvbridge.eval.statistics import Refused
 from kvbridge.eval.table import Table, bounds, number
 
 TRANSLATE, GATE, CASCADE, PREFILL = "translate", "translate behind the gate", "cascade instead", "prefill"
 VERDICTS = (TRANSLATE, GATE, CASCADE, PREFILL)
-CONTROLS = ("token_only", "wrong_document", "tail_only")
-MATCHED = {
-    "translated": (*CONTROLS, "no_context"),
-    "translated_tail32": ("token_only", "wrong_document", "tail_only32"),
-}
 ACCURACY_TASKS = ("recall", "multiple_choice", "qa")
 
 
@@ -87,34 +83,56 @@ class Verdict:
     name: str
     reasons: tuple[str, ...]
     contrasts: tuple[Contrast, ...]
+    not_run: tuple[tuple[str, str, str], ...] = ()
 
 
 def metric_of(table: Table) -> str:
     return "correct" if table.task in ACCURACY_TASKS else "loss"
 
 
-def contrast(table: Table, condition: str, against: str) -> Contrast | None:
+def contrast(table: Table, condition: str, other: str) -> Contrast | None:
     metric = metric_of(table)
-    if (found := table.advantage(condition, against, metric)) is None:
+    if (found := table.advantage(condition, other, metric)) is None:
         return None
-    documents = len(set(table.documents(condition, table.items([condition, against], metric))))
-    return Contrast(condition, against, table.task, metric, found[0], found[1], documents)
+    documents = len(set(table.documents(condition, table.items([condition, other], metric))))
+    return Contrast(condition, other, table.task, metric, found[0], found[1], documents)
 
 
-def all_contrasts(tables: Mapping[str, Table]) -> list[Contrast]:
-    """Every condition against its matched controls, and each against the sender, per task."""
-    wanted = [(condition, against) for condition, controls in MATCHED.items() for against in controls]
-    wanted += [(condition, "sender") for condition in ("translated", "translated_tail32", "gated", "native")]
-    pairs = ((table, condition, against) for table in tables.values() for condition, against in wanted)
-    return [found for table, condition, against in pairs if (found := contrast(table, condition, against))]
+def subjects(table: Table) -> list[str]:
+    """Conditions of `table` that are judged: translations at any tail, and gated."""
+    return [name for name in ordered(table.cells) if is_subject(name)]
+
+
+def all_contrasts(tables: Mapping[str, Table]) -> tuple[list[Contrast], list[tuple[str, str, str]]]:
+    """Per task every translation and gated against its controls at the same tail, and each against the sender; and
+    (task, condition, control) of comparisons whose control was not run."""
+    found, not_run = [], []
+    for task, table in tables.items():
+        for condition in subjects(table):
+            tail = table.tail(condition)
+            for other in against(condition, tail):
+                if (made := contrast(table, condition, other)) is not None:
+                    found.append(made)
+                elif other in _needed(condition, tail):
+                    not_run.append((task, condition, other))
+        over_sender = (contrast(table, condition, "sender") for condition in (*subjects(table), "native"))
+        found += [made for made in over_sender if made is not None]
+    return found, not_run
+
+
+def _needed(condition: str, tail: int) -> list[str]:
+    """Comparisons without which a condition's figures say little."""
+    gate = [named("translated", tail)] if condition == "gated" else []
+    return [*gate, *(named(route, tail) for route in CONTROLS)]
 
 
 def judge(tables: Mapping[str, Table], rules: Rules = DEFAULT_RULES) -> Verdict:
     """The verdict on `tables` (task → table) with its reasons in words, the deciding ones first."""
-    contrasts = tuple(all_contrasts(tables))
+    made, not_run = all_contrasts(tables)
+    contrasts = tuple(made)
 
     def verdict(name: str, *reasons: str) -> Verdict:
-        return Verdict(name, reasons, contrasts)
+        return Verdict(name, reasons, contrasts, tuple(not_run))
 
     if beaten := _unbeaten(tables, contrasts, rules):
         return verdict(PREFILL, *beaten)

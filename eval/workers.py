@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from kvbridge.eval.conditions import Setup
 from kvbridge.eval.rows import Row
 from kvbridge.eval.run import Compute, Job, item_rows
+from kvbridge.eval.setup import Setup
 from kvbridge.repair import RepairPlan
 
 

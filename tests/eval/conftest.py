@@ -13,11 +13,13 @@ from kvbridge.eval.rows import Row
 PAIR = "sha256:pair"
 RECOVERED = {
     "native": 1.0, "no_context": 0.0, "translated": 0.76, "translated_tail32": 0.82, "token_only": 0.54,
-    "wrong_document": 0.31, "tail_only": 0.02, "tail_only32": 0.52, "sender": 0.45,
+    "wrong_document": 0.31, "tail_only": 0.02, "tail_only32": 0.52, "sender": 0.45, "token_only_tail32": 0.61,
+    "wrong_document_tail32": 0.55,
 }  # fmt: skip
 CORRECT = {
     "native": 0.86, "no_context": 0.06, "translated": 0.74, "translated_tail32": 0.78, "token_only": 0.30,
-    "wrong_document": 0.08, "tail_only": 0.06, "tail_only32": 0.42, "sender": 0.55,
+    "wrong_document": 0.08, "tail_only": 0.06, "tail_only32": 0.42, "sender": 0.55, "token_only_tail32": 0.48,
+    "wrong_document_tail32": 0.44,
 }  # fmt: skip
 COST = {"native": 1.0, "translated": 0.11, "translated_tail32": 0.24, "tail_only32": 0.17, "token_only": 0.09}
 

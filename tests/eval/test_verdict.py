@@ -130,3 +130,35 @@ def test_recall_alone_decides_where_there_is_no_continuation(rows_of: MakeRows) 
     found = summarise(rows_of(correct=GOOD_RECALL, tasks=("recall",)))
     assert found["verdict"] == "translate"
     assert summarise(rows_of(correct={"token_only": 0.74}, tasks=("recall",)))["verdict"] == "prefill"
+
+
+def test_every_translation_meets_its_controls_at_its_own_tail(rows_of: MakeRows) -> None:
+    found = summarise(rows_of(recovered=GOOD, correct=GOOD_RECALL))
+    compared = {(c["condition"], c["against"]) for c in found["contrasts"] if c["task"] == "continuation"}
+    assert {a for c, a in compared if c == "translated_tail32"} == {
+        "token_only_tail32", "wrong_document_tail32", "tail_only32", "sender",
+    }  # fmt: skip
+    assert {a for c, a in compared if c == "translated"} == {
+        "token_only", "wrong_document", "tail_only", "no_context", "sender",
+    }  # fmt: skip
+    assert found["contrasts_not_run"] == []
+
+
+def test_a_control_missing_at_one_tail_is_named_as_not_run(rows_of: MakeRows) -> None:
+    rows = [r for r in rows_of(tasks=("continuation",)) if r.condition != "token_only_tail32"]
+    found = summarise(rows)
+    missing = {"task": "continuation", "condition": "translated_tail32", "against": "token_only_tail32"}
+    assert found["contrasts_not_run"] == [missing]
+    assert ("translated_tail32", "token_only") not in {(c["condition"], c["against"]) for c in found["contrasts"]}
+
+
+def test_gated_meets_the_same_translation_and_controls_at_its_tail(rows_of: MakeRows) -> None:
+    rows = [replace(r, tail=32) if r.condition == "gated" else r for r in rows_of(gated=True)]
+    found = summarise(rows)
+    compared = {c["against"] for c in found["contrasts"] if c["condition"] == "gated"}
+    assert compared == {"translated_tail32", "token_only_tail32", "wrong_document_tail32", "tail_only32", "sender"}
+    assert found["gate"] is not None
+    other = [replace(r, tail=17) if r.condition == "gated" else r for r in rows]
+    without = summarise(other)
+    assert without["gate"] is None, "risk of another repair than the gate's says nothing of the gate"
+    assert {n["against"] for n in without["contrasts_not_run"]} >= {"translated_tail17", "tail_only17"}

@@ -1,0 +1,77 @@
+"""Names of conditions: a route to the receiver's cache × how many of the last tokens the receiver recomputes.
+
+A route at tail 1 bears its own name, at another tail `<route>_tail<n>` (`tail_only<n>` for tail_only). Two conditions are
+compared like with like when both stand at the same tail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from kvbridge.errors import EvalError
+
+TAILS = (1, 32)
+ROUTES = ("translated", "wrong_document", "token_only", "tail_only", "raw_sender")
+CONTROLS = ("token_only", "wrong_document", "tail_only")
+"""Routes that a translation must beat at its own tail."""
+
+_FIRST = ("native", "sender", "translated", "gated", "no_context", *ROUTES[1:])
+_NAME = re.compile(rf"({'|'.join(ROUTES)})(?:(?:_tail|(?<=tail_only))([1-9]\d*))?")
+
+
+def named(route: str, tail: int) -> str:
+    """The condition of `route` with `tail` recomputed tokens."""
+    return route if tail == 1 else f"{route}{tail}" if route == "tail_only" else f"{route}_tail{tail}"
+
+
+def parsed(name: str) -> tuple[str, int] | None:
+    """Route and tail of a condition's name; None for conditions that are no route, and for other spellings."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    route, tail = found[1], int(found[2] or 1)
+    return (route, tail) if named(route, tail) == name else None
+
+
+DEFAULT = (
+    "native",
+    "sender",
+    "no_context",
+    *(named(route, tail) for route in ("translated", *CONTROLS) for tail in TAILS),
+)
+"""What a run takes without a choice, whatever the pair."""
+
+
+def is_subject(name: str) -> bool:
+    """Whether a condition is judged: a translation at any tail, or gated."""
+    route = parsed(name)
+    return name == "gated" or (route is not None and route[0] == "translated")
+
+
+def against(name: str, tail: int) -> tuple[str, ...]:
+    """What the condition `name` at `tail` is compared with, like with like: controls of the same tail, the sender's raw
+    cache, for `gated` the same translation without the gate, at tail 1 also no context."""
+    same = tuple(named(route, tail) for route in CONTROLS)
+    gate = (named("translated", tail),) if name == "gated" else ()
+    return (*gate, *same, *(("no_context",) if tail == 1 else ()), named("raw_sender", tail))
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Conditions as they are run and shown; unknown ones last."""
+
+    def place(name: str) -> tuple[int, int, str]:
+        route, tail = parsed(name) or (name, 0)
+        return (_FIRST.index(route) if route in _FIRST else len(_FIRST), tail, name)
+
+    return sorted(set(names), key=place)
+
+
+def check_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises EvalError for names that are neither `known` nor a route at some tail."""
+    known = list(known)
+    if unknown := [n for n in names if n not in known and parsed(n) is None]:
+        raise EvalError(
+            f"expected conditions of {', '.join(known)} (or another tail, as translated_tail17), "
+            f"found {', '.join(unknown)}"
+        )

@@ -1,0 +1,112 @@
+"""The models, maps and repair of one evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from kvbridge.asset import Asset
+from kvbridge.bridge import Bridge, Gate
+from kvbridge.eval.plans import DEFAULT, against, parsed
+from kvbridge.eval.sharing import SharedTranslator
+from kvbridge.fitting.families.full_head import full_head
+from kvbridge.models import Model
+from kvbridge.repair import RepairPlan
+from kvbridge.translator import GroupMap, Translator
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Models, translator and control of one pair, shared by all items. `plan` is the repair of every condition, with its
+    `tail` set to what the condition's name says; `gated` takes it whole."""
+
+    sender: Model
+    receiver: Model
+    bridge: Bridge
+    control: Bridge
+    gated: Bridge | None = None
+    plan: RepairPlan = field(default_factory=RepairPlan)
+
+    @classmethod
+    def of(
+        cls,
+        asset: Asset | Translator,
+        controls: Translator,
+        sender: Model,
+        receiver: Model,
+        *,
+        gate: Gate | None = None,
+        plan: RepairPlan | None = None,
+    ) -> Setup:
+        """From an asset (or translator) and its control map."""
+        return cls(
+            sender,
+            receiver,
+            _sharing(asset, sender, receiver),
+            _sharing(controls, sender, receiver),
+            None if gate is None else Bridge(asset, sender=sender, receiver=receiver, gate=gate),
+            plan or RepairPlan(),
+        )
+
+    @cached_property
+    def raw_bridge(self) -> Bridge | None:
+        """The sender's cache taken as it is (content space, so positions stay right), where shapes and tokens agree."""
+        return raw_bridge(self.sender, self.receiver)
+
+    def defaults(self) -> tuple[str, ...]:
+        """The conditions that a run without a choice takes: routes and controls at both tails, `raw_sender` where shapes
+        allow, and with a gate `gated` and everything it is compared with."""
+        raw = () if self.raw_bridge is None else ("raw_sender",)
+        gate: tuple[str, ...] = ()
+        if self.gated is not None:
+            gate = ("gated", *(n for n in against("gated", self.plan.tail) if not n.startswith("raw_sender")))
+        return tuple(dict.fromkeys((*DEFAULT, *raw, *gate)))
+
+    def tail(self, condition: str) -> int | None:
+        """How many of the last tokens `condition` has recomputed; None where nothing is handed over."""
+        if condition in ("gated", "no_context"):
+            return self.plan.tail if condition == "gated" else 1
+        route = parsed(condition)
+        return None if route is None else route[1]
+
+    @cached_property
+    def controls_digest(self) -> str:
+        """Digest of every number of the control map."""
+        found = hashlib.sha256()
+        controls = self.control.translator
+        for key, groups in sorted(controls.maps.items()) if controls is not None else ():
+            found.update(repr((key, [(g.heads, g.blocks, g.features) for g in groups])).encode())
+            for tensor in (t for g in groups for t in (g.W, g.b)):
+                found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+
+def _sharing(asset: Asset | Translator, sender: Model, receiver: Model) -> Bridge:
+    """A bridge that translates a prompt once for all conditions that differ only in their tail."""
+    shared: Asset | Translator
+    if isinstance(asset, Asset):
+        shared = replace(asset, translator=SharedTranslator.of(asset.translator))
+    else:
+        shared = SharedTranslator.of(asset)
+    return Bridge(shared, sender=sender, receiver=receiver)
+
+
+def raw_bridge(sender: Model, receiver: Model) -> Bridge | None:
+    """A bridge whose maps change nothing; None where shapes or tokenizers differ."""
+    ours, theirs = sender.geometry, receiver.geometry
+    shapes = [tuple((s.heads, s.width) for s in layer.streams) for layer in ours.layers]
+    if ours.tokenizer_digest != theirs.tokenizer_digest or shapes != [
+        tuple((s.heads, s.width) for s in layer.streams) for layer in theirs.layers
+    ]:
+        return None
+    maps = {}
+    for index, layer in enumerate(theirs.layers):
+        for stream in layer.streams:
+            (group,) = full_head(ours, theirs, index, stream.name, (index,))
+            eye = torch.eye(stream.features)
+            maps[index, stream.name] = (GroupMap(group.heads, group.blocks, False, eye, torch.zeros(stream.features)),)
+    translator = Translator(ours, theirs, "identity", "none", maps)
+    return Bridge(translator, sender=sender, receiver=receiver)

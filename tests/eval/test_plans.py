@@ -1,0 +1,156 @@
+"""Conditions as routes × tails: names, what is compared with what, and one translation for several tails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import kvbridge
+from kvbridge.errors import EvalError
+from kvbridge.eval import conditions as made
+from kvbridge.eval.conditions import BY_TAIL, CONDITIONS, Prompt, condition
+from kvbridge.eval.items import Item, RawItem
+from kvbridge.eval.plans import CONTROLS, DEFAULT, ROUTES, TAILS, against, named, ordered, parsed
+from kvbridge.eval.run import pair_digest
+from kvbridge.eval.setup import Setup, raw_bridge
+from kvbridge.eval.sharing import SharedTranslator
+from kvbridge.eval.tasks.continuation import Continuation
+from kvbridge.translator import Translator
+from tests.fitting.pairs import fitted, receiver, sender
+from tests.models import random_texts, tiny_causal, wrapped
+
+PUBLIC = {
+    "native", "sender", "translated", "translated_tail32", "no_context", "wrong_document", "token_only", "tail_only",
+    "tail_only32", "raw_sender", "gated",
+}  # fmt: skip
+
+
+class AcceptAll:
+    def decide(self, evidence: kvbridge.Evidence) -> kvbridge.Decision:
+        return kvbridge.Decision("use_approximate", "gate_lenient", score=0.5, threshold=1.0)
+
+
+def setup(**changes: object) -> Setup:
+    fit = fitted(receiver_features="embeddings")
+    assert fit.controls is not None
+    return Setup.of(fit.translator, fit.controls, sender(), receiver(), **changes)  # type: ignore[arg-type]
+
+
+@cache
+def item() -> Item:
+    raw = RawItem("t", "d", {"text": random_texts(1, 900)[0]})
+    return Continuation(context=60, continuation=6).items(raw, receiver())[0]
+
+
+def prompt(of: Setup) -> Prompt:
+    return Prompt(of, item(), random_texts(2, 2000)[1])
+
+
+def test_names_are_a_product_and_the_public_ones_are_among_them() -> None:
+    assert set(CONDITIONS) >= PUBLIC
+    assert set(BY_TAIL) == set(ROUTES)
+    for route in ROUTES:
+        for tail in (*TAILS, 17):
+            assert parsed(named(route, tail)) == (route, tail)
+    for wrong in ("translated_tail1", "translated_tail032", "tail_only_tail32", "native", "translated32", "x_tail3"):
+        assert parsed(wrong) is None
+    with pytest.raises(EvalError, match="another tail, as translated_tail17"):
+        condition("translated_tail1")
+    assert ordered(["tail_only32", "gated", "x", "translated_tail32", "native", "translated_tail17", "translated"]) == [
+        "native", "translated", "translated_tail17", "translated_tail32", "gated", "tail_only32", "x",
+    ]  # fmt: skip
+
+
+def test_a_run_without_a_choice_has_every_translations_controls_at_its_tail() -> None:
+    for tail in TAILS:
+        assert {named(route, tail) for route in ("translated", *CONTROLS)} <= set(DEFAULT)
+    plain = setup()
+    assert set(plain.defaults()) == set(DEFAULT), "shapes differ, so no raw_sender, and no gate was given"
+    gate = setup(gate=AcceptAll(), plan=kvbridge.RepairPlan(tail=9))
+    assert set(gate.defaults()) == {
+        *DEFAULT, "gated", "translated_tail9", "token_only_tail9", "wrong_document_tail9", "tail_only9",
+    }  # fmt: skip
+    assert gate.tail("gated") == 9
+    assert set(against("gated", 9)) <= {*gate.defaults(), "raw_sender_tail9"}
+
+
+def test_raw_sender_runs_by_itself_where_shapes_allow_and_its_bridge_is_built_once() -> None:
+    twin = wrapped(tiny_causal("llama", 7), name="twin")
+    identity = raw_bridge(sender(), twin)
+    assert identity is not None
+    assert identity.translator is not None
+    same = Setup.of(identity.translator, identity.translator, sender(), twin)
+    assert "raw_sender" in same.defaults()
+    built = same.raw_bridge
+    assert built is not None
+    assert same.raw_bridge is built
+    raw, through = (condition(name)(prompt(same)) for name in ("raw_sender", "translated"))
+    assert torch.equal(raw.logits, through.logits), "here the translator is the identity, too"
+
+
+@pytest.mark.parametrize("route", ["translated", "wrong_document", "token_only"])
+def test_a_second_tail_translates_nothing_again_and_costs_what_it_costs_alone(
+    route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied: list[int] = []
+    whole = Translator.__call__
+
+    def counted(self: Translator, content: Any, features: Any, *, skip_layers: int = 0) -> Any:
+        applied.append(skip_layers)
+        return whole(self, content, features, skip_layers=skip_layers)
+
+    one, shared = prompt(setup()), prompt(setup())
+    monkeypatch.setattr(Translator, "__call__", counted)
+    alone = condition(f"{route}_tail32")(one)
+    assert len(applied) == 1
+    translator = (shared.setup.control if route == "token_only" else shared.setup.bridge).translator
+    assert isinstance(translator, SharedTranslator)
+    first = condition(route)(shared)
+    translator.memory.ms = 1e6
+    second = condition(f"{route}_tail32")(shared)
+    assert len(applied) == 2, "the map was applied for the first tail and not for the second"
+    assert torch.allclose(second.logits, alone.logits, atol=1e-5)
+    assert second.prefill_share == alone.prefill_share > first.prefill_share
+    assert first.ttft_ms < 1e6 < second.ttft_ms, "the shared translation's time counts for both"
+
+
+def test_other_content_is_translated_anew() -> None:
+    shared = SharedTranslator.of(fitted(receiver_features="none").translator)
+    torch.manual_seed(0)
+    layers = {i: {n: torch.randn(9, 2, 16) for n in ("k", "v")} for i in shared.sender_layers}
+    content = {
+        i: {n: t[:, :, : sender().geometry.layers[0].stream(n).width] for n, t in s.items()} for i, s in layers.items()
+    }
+    out = shared(content, None)
+    fewer = shared({i: {n: t[:4] for n, t in s.items()} for i, s in content.items()}, None)
+    assert all(torch.equal(fewer[i][n], out[i][n][:4]) for i in out for n in out[i])
+    assert shared.memory.taken() == pytest.approx(shared.memory.ms)
+    changed = {i: {n: t + 1 for n, t in s.items()} for i, s in content.items()}
+    plain = Translator.__call__(shared, changed, None)
+    other = shared(changed, None)
+    assert all(torch.equal(other[i][n], plain[i][n]) for i in out for n in out[i])
+    assert shared.memory.taken() == 0
+    assert 0 not in shared(changed, None, skip_layers=1)
+
+
+def test_another_control_map_or_gate_is_another_run() -> None:
+    one = setup()
+    assert pair_digest(one) == pair_digest(setup())
+    controls = one.control.translator
+    assert controls is not None
+    key, groups = next(iter(controls.maps.items()))
+    other = replace(controls, maps={**controls.maps, key: tuple(replace(g, b=g.b + 1e-3) for g in groups)})
+    translator = one.bridge.translator
+    assert translator is not None
+    assert pair_digest(Setup.of(translator, other, sender(), receiver())) != pair_digest(one)
+    assert pair_digest(setup(gate=AcceptAll())) != pair_digest(one)
+
+
+def test_every_listed_condition_can_be_asked_for_by_name() -> None:
+    for name in CONDITIONS:
+        if name not in ("gated",) and not name.startswith("raw_sender"):
+            assert made.condition(name)(prompt(setup())).position > 0
