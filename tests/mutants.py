@@ -124,12 +124,12 @@ MUTANTS = (
     ),
     Mutant(
         "weights_not_finite", "kvbridge/asset.py", "if not bool(torch.isfinite(tensor).all())]", "if False]",
-        "tests/hostile/test_assets.py::test_weights_that_are_not_finite",
+        "tests/hostile/test_weights.py::test_weights_that_are_not_finite",
     ),
     Mutant(
         "control_reads_the_sender_on_load", "kvbridge/manifest.py",
         "if any(g.blocks for entry in maps for g in entry.groups):", "if False:",
-        "tests/hostile/test_assets.py::test_controls_that_read_the_sender_are_refused",
+        "tests/hostile/test_controls.py::test_controls_that_read_the_sender_are_refused",
     ),
     Mutant(
         "snapshot_digest_unchecked", "kvbridge/snapshot_file.py",

@@ -10,9 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import kvbridge
+from kvbridge.errors import CorruptFile, FileError
 from kvbridge.files import SUMS
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit
@@ -111,3 +113,33 @@ def sound_copy(folder: Path) -> Manifest:
     forge_manifest(folder, lambda body: None)
     resize(folder)
     return kvbridge.load_asset(folder).manifest
+
+
+def refused(folder: Path, kind: type[FileError] = CorruptFile) -> str:
+    with pytest.raises(FileError) as found:
+        kvbridge.load_asset(folder)
+    assert type(found.value) is kind, repr(found.value)
+    assert len(str(found.value)) < 2000
+    return str(found.value)
+
+
+def set_at(*path, value):
+    """A change of a manifest: body[path] = value."""
+
+    def change(body):
+        for step in path[:-1]:
+            body = body[step]
+        body[path[-1]] = value
+
+    return change
+
+
+def drop(*path):
+    """A change of a manifest: del body[path]."""
+
+    def change(body):
+        for step in path[:-1]:
+            body = body[step]
+        del body[path[-1]]
+
+    return change

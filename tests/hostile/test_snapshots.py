@@ -19,7 +19,7 @@ from kvbridge.errors import CorruptFile, FileError, UnknownSchema
 from kvbridge.provenance import Provenance
 from kvbridge.snapshot import KVSnapshot
 from kvbridge.snapshot_file import KEY, Description
-from tests.hostile.forge import join_weights, split_weights
+from tests.hostile.forge import join_weights, set_at, split_weights
 from tests.hostile.test_assets import Bomb
 from tests.models import SENTENCES, tiny, tiny_causal, wrapped
 
@@ -137,45 +137,36 @@ def test_an_unknown_version_is_named(file, schema):
     assert "kvbridge.snapshot/1" in refused(file, UnknownSchema)
 
 
-def put(*path, value):
-    def change(body):
-        for step in path[:-1]:
-            body = body[step]
-        body[path[-1]] = value
-
-    return change
-
-
 NUMBERS: tuple[Any, ...] = (-1, True, 1.0, "1", None, [], 10**30, float("nan"), float("inf"))
 BAD_BODIES: dict[str, Callable[[dict], Any]] = {
     "no schema": lambda b: b.pop("schema"),
     "no digest": lambda b: b.pop("digest"),
     "no geometry": lambda b: b.pop("geometry"),
     "no provenance": lambda b: b.pop("provenance"),
-    "extra": put("extra", value=1),
-    "wrong digest": put("digest", value="0" * 64),
-    "digest a number": put("digest", value=1),
-    "text digest a number": put("text_digest", value=1),
-    "geometry a list": put("geometry", value=[]),
-    "provenance a list": put("provenance", value=[]),
+    "extra": set_at("extra", value=1),
+    "wrong digest": set_at("digest", value="0" * 64),
+    "digest a number": set_at("digest", value=1),
+    "text digest a number": set_at("text_digest", value=1),
+    "geometry a list": set_at("geometry", value=[]),
+    "provenance a list": set_at("provenance", value=[]),
     "a layer less": lambda b: b["geometry"]["layers"].pop(),
     "a layer more": lambda b: b["geometry"]["layers"].append(b["geometry"]["layers"][0]),
-    "wider": put("geometry", "layers", 0, "streams", 0, "width", value=32),
-    "fewer characters than the spans": put("characters", value=3),
-    **{f"characters {n!r}": put("characters", value=n) for n in NUMBERS},
-    **{f"depth {n!r}": put("provenance", "depth", value=n) for n in NUMBERS},
-    "producer a number": put("provenance", "producer", value=1),
-    "receiver null": put("provenance", "receiver", value=None),
-    "receiver another model": put("provenance", "receiver", value="0" * 64),
-    "translator a number": put("provenance", "translator", value=0),
+    "wider": set_at("geometry", "layers", 0, "streams", 0, "width", value=32),
+    "fewer characters than the spans": set_at("characters", value=3),
+    **{f"characters {n!r}": set_at("characters", value=n) for n in NUMBERS},
+    **{f"depth {n!r}": set_at("provenance", "depth", value=n) for n in NUMBERS},
+    "producer a number": set_at("provenance", "producer", value=1),
+    "receiver null": set_at("provenance", "receiver", value=None),
+    "receiver another model": set_at("provenance", "receiver", value="0" * 64),
+    "translator a number": set_at("provenance", "translator", value=0),
     "spans missing": lambda b: b["provenance"].pop("spans"),
-    "no spans": put("provenance", "spans", value=[]),
-    "spans too many fields": put("provenance", "spans", value=[[0, 4, 0, 1, "exact", 1]]),
+    "no spans": set_at("provenance", "spans", value=[]),
+    "spans too many fields": set_at("provenance", "spans", value=[[0, 4, 0, 1, "exact", 1]]),
     "spans overlap": lambda b: b["provenance"]["spans"].append(b["provenance"]["spans"][0]),
-    "spans beyond": put("provenance", "spans", value=[[0, 4, 0, 10**9, "exact"]]),
+    "spans beyond": set_at("provenance", "spans", value=[[0, 4, 0, 10**9, "exact"]]),
     "spans too few layers": lambda b: b["provenance"]["spans"][0].__setitem__(1, 3),
     "spans backwards": lambda b: b["provenance"]["spans"][0].__setitem__(0, 4),
-    **{f"span from {n!r}": put("provenance", "spans", 0, 2, value=n) for n in NUMBERS},
+    **{f"span from {n!r}": set_at("provenance", "spans", 0, 2, value=n) for n in NUMBERS},
     "unknown fidelity": lambda b: b["provenance"]["spans"][0].__setitem__(4, "perfect"),
     "fidelity a list": lambda b: b["provenance"]["spans"][0].__setitem__(4, ["exact"]),
     "approximate at depth 0": lambda b: b["provenance"]["spans"][0].__setitem__(4, "approximate"),
