@@ -17,10 +17,13 @@ from kvbridge.prefill import Batch
 from kvbridge.translator import Translator
 
 
-def score_maps(maps: MapSet, source: PairSource, clock: Clock) -> Scores:
-    """Scores on the batches that `source` kept back; raises DataError where they hold no rows."""
+def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clock) -> Scores:
+    """Scores of the maps and of their token-only `control` on the batches that `source` kept back, on the same rows.
+
+    Raises DataError where those hold no rows.
+    """
     translator, receiver, config = maps.translator, source.receiver, source.config
-    residuals = Residuals(receiver.geometry)
+    residuals, floor = Residuals(receiver.geometry), Residuals(receiver.geometry)
     cosines: dict[int, list[float]] = {}
     documents, left = 0, config.cosine_documents
     for pair in source.held():
@@ -31,7 +34,8 @@ def score_maps(maps: MapSet, source: PairSource, clock: Clock) -> Scores:
             target = {
                 (layer, name): pair.receiver.layers[layer][name].flatten(0, 1)[at] for layer, name in translator.maps
             }
-            residuals.update(target, translator(*_inputs(translator, pair.sender, pair.receiver, *rows)))
+            for sums, map_ in ((residuals, translator), (floor, control)):
+                sums.update(target, map_(*_inputs(map_, pair.sender, pair.receiver, *rows)))
             for number in range(min(left, len(pair.texts.documents))):
                 for layer, value in _cosine(translator, source.sender, receiver, pair, number, config.sinks).items():
                     cosines.setdefault(layer, []).append(value)
@@ -39,7 +43,7 @@ def score_maps(maps: MapSet, source: PairSource, clock: Clock) -> Scores:
     if residuals.rows < 2:
         raise DataError(f"expected rows to score on, found {residuals.rows} in {documents} test documents")
     means = [sum(c) / len(c) if (c := cosines.get(layer)) else None for layer in range(len(receiver.layers))]
-    return Scores(residuals.r2(), means, residuals.rows, documents, maps.single_layer_r2)
+    return Scores(residuals.r2(), means, residuals.rows, documents, maps.single_layer_r2, floor.r2())
 
 
 def _cosine(

@@ -92,7 +92,7 @@ def fit(
             maps = solve_maps(ours, theirs, moments["train"], moments["validation"], config)
             controls = solve_controls(ours, theirs, moments["train"], moments["validation"], config)
         del moments
-        scores = score_maps(maps, source, clock)
+        scores = score_maps(maps, controls.translator, source, clock)
     splits.rows.update(source.rows)
     return Fit(
         translator=maps.translator,

@@ -26,7 +26,8 @@ class Scores:
 
     `r2[layer, stream]` `[heads, width]`, NaN for dimensions that do not vary, never clipped; `attention_cosine[layer]`
     mean over tokens and heads; `single_layer_r2[stream]` `[receiver layers][sender layers]` on validation, where a
-    selector scored them. `rows` and `documents` say on how much.
+    selector scored them. `rows` and `documents` say on how much. `token_only_r2`: as `r2`, of the control that reads
+    no sender: what a translation adds starts there.
     """
 
     r2: dict[tuple[int, str], Tensor]
@@ -34,15 +35,20 @@ class Scores:
     rows: int
     documents: int
     single_layer_r2: dict[str, list[list[float | None]]] = field(default_factory=dict)
+    token_only_r2: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     def mean_r2(self, layer: int, stream: str) -> float | None:
         """Mean over dimensions that vary; None where none does."""
-        alive = self.r2[layer, stream][~self.r2[layer, stream].isnan()]
-        return float(alive.mean()) if len(alive) else None
+        return _alive_mean(self.r2[layer, stream])
 
     def to_json(self) -> dict[str, Any]:
         """Per layer means, per head means and per dimension values, as plain JSON types (NaN as null)."""
         layers = sorted({layer for layer, _ in self.r2})
+        control = {
+            f"{s}_r2": [_plain(_alive_mean(self.token_only_r2[i, s])) for i in layers]
+            for s in ("k", "v")
+            if self.token_only_r2
+        }
         return {
             "split": "test",
             "rows": self.rows,
@@ -58,7 +64,13 @@ class Scores:
             "single_layer_r2": {
                 name: [[_plain(x) for x in row] for row in table] for name, table in self.single_layer_r2.items()
             },
+            **({"token_only": control} if control else {}),
         }
+
+
+def _alive_mean(r2: Tensor) -> float | None:
+    alive = r2[~r2.isnan()]
+    return float(alive.mean()) if len(alive) else None
 
 
 def _plain(value: float | None) -> float | None:

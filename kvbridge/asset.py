@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from kvbridge.card import model_card
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import (
     check_safetensors_header,
@@ -32,7 +33,6 @@ from kvbridge.manifest import (
     check_tensors,
     expected_shapes,
     map_entries,
-    model_card,
     tensor_names,
 )
 from kvbridge.translator import Block, GroupMap, Translator

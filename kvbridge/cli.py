@@ -102,8 +102,9 @@ def fit(
 def inspect(asset: Path, as_json: Json = False) -> None:
     """Print what an asset says of itself, without loading its weights."""
     from kvbridge.asset import MANIFEST
+    from kvbridge.card import model_card
     from kvbridge.files import read_json
-    from kvbridge.manifest import Manifest, model_card
+    from kvbridge.manifest import Manifest
 
     manifest = Manifest.from_json(read_json(asset / MANIFEST), str(asset / MANIFEST))
     if as_json:

@@ -128,13 +128,11 @@ def run_fit(
         )
         return
     number = lambda x: "–" if x is None else f"{x:.3f}"  # noqa: E731
-    rows = [
-        [str(layer), number(k), number(v), number(c)]
-        for layer, k, v, c in zip(
-            scores["layers"], scores["k_r2"], scores["v_r2"], scores["attention_cosine"], strict=True
-        )
-    ]
-    table(f"{sender} → {receiver}, held-out scores", ["receiver layer", "K R²", "V R²", "attention cosine"], rows)
+    control = scores["token_only"]
+    columns = (scores["k_r2"], control["k_r2"], scores["v_r2"], control["v_r2"], scores["attention_cosine"])
+    rows = [[str(layer), *map(number, values)] for layer, *values in zip(scores["layers"], *columns, strict=True)]
+    names = ["receiver layer", "K R²", "token-only", "V R²", "token-only", "attention cosine"]
+    table(f"{sender} → {receiver}, held-out scores", names, rows)
     for mark in done.marks:
         say(mark)
     print(f"{out}: digest {digest}")

@@ -149,9 +149,28 @@ class Manifest:
             raise CorruptFile(f"{name}: licences must be those of sender and receiver, and marks must be strings")
         if not 0 <= body["alignment_exact_share"] <= 1 or body["scores"].get("split") != "test":
             raise CorruptFile(f"{name}: expected an alignment share from 0 to 1 and scores of the test split")
+        _check_scores(body["scores"], name)
         maps = read_maps(body["maps"], sender, receiver, name)
         _check_features(body["receiver_features"], maps, receiver, name)
         return cls(body, sender, receiver, maps)
+
+
+def _check_scores(scores: dict[str, Any], name: str) -> None:
+    """Raises CorruptFile unless there is a number or null per layer for both streams and the attention outputs, and
+    likewise for the token-only control where it was scored (fits before that was done lack `token_only`)."""
+    layers, control = scores.get("layers"), scores.get("token_only", {})
+    if not isinstance(layers, list) or not layers or any(type(layer) is not int for layer in layers):
+        raise CorruptFile(f"{name}: expected held-out scores per layer, found none; fit again")
+    tables = {key: scores.get(key) for key in ("k_r2", "v_r2", "attention_cosine")}
+    if "token_only" in scores:
+        if not isinstance(control, dict) or set(control) != {"k_r2", "v_r2"}:
+            raise CorruptFile(f"{name}: expected k_r2 and v_r2 of the token-only control, found {str(control)[:80]}")
+        tables |= {f"token_only {key}": values for key, values in control.items()}
+    for key, values in tables.items():
+        if not isinstance(values, list) or len(values) != len(layers):
+            raise CorruptFile(f"{name}: expected held-out scores per layer ({key}), found none; fit again")
+        if any(v is not None and (type(v) not in (int, float) or not -1e308 < v < 1e308) for v in values):
+            raise CorruptFile(f"{name}: score {key} holds something that is not a number")
 
 
 def _check_features(features: str, maps: tuple[MapEntry, ...], receiver: KVGeometry, name: str) -> None:
@@ -294,47 +313,3 @@ def check_tensors(header: Header, expected: dict[str, tuple[int, ...]], name: st
     dtypes = {dtype for dtype, _, _ in header.tensors.values()}
     if len(dtypes) != 1 or not dtypes <= set(FLOATS):
         raise CorruptFile(f"{name}: expected weights of one floating-point dtype, found {', '.join(sorted(dtypes))}")
-
-
-def model_card(manifest: Manifest) -> str:
-    """The asset's README.md: what it translates, how it was fitted, its held-out scores."""
-    body, sender, receiver = manifest.body, manifest.sender, manifest.receiver
-    scores = body["scores"]
-    rows = "\n".join(
-        f"| {layer} | {_number(k)} | {_number(v)} | {_number(c)} |"
-        for layer, k, v, c in zip(
-            scores["layers"], scores["k_r2"], scores["v_r2"], scores["attention_cosine"], strict=True
-        )
-    )
-    marks = "".join(f"\n**{mark}**\n" for mark in body["marks"])
-    return f"""---
-library_name: kvbridge
-base_model:
-- {sender.model_id}
-- {receiver.model_id}
-tags:
-- kv-cache
----
-# {sender.model_id} → {receiver.model_id}
-
-Translates the KV cache of `{sender.model_id}`{_commit(sender)} into that of `{receiver.model_id}`{_commit(receiver)}.
-It is bound to exactly these weights, tokenizers and dtypes; kvbridge refuses it for any other.
-{marks}
-- Family: {body["family"]}, receiver features: {body["receiver_features"]}, {body["parameters"]:,} parameters.
-- Data: {body["splits"]}, corpus digest `{body["corpus_digest"]}`.
-- Licences of the base models: {body["licences"]["sender"] or "not stated"}, {body["licences"]["receiver"] or "not stated"}.
-
-Held-out scores (test split; R² is the mean over dimensions that vary):
-
-| receiver layer | K R² | V R² | attention-output cosine |
-|---|---|---|---|
-{rows}
-"""
-
-
-def _commit(geometry: KVGeometry) -> str:
-    return f" at `{geometry.commit}`" if geometry.commit else ""
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

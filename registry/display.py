@@ -57,7 +57,15 @@ def table(home: Path, entries: list[Entry]) -> RenderableType:
     if not entries:
         return Text(f"{home}: nothing here yet; `kvbridge registry add DIR` puts a fitted asset in")
     found = Table(box=None, pad_edge=False)
-    for column, side in {"asset": "left", "kind": "left", "digest": "left", "size": "right", "V R²": "right"}.items():
+    columns = {
+        "asset": "left",
+        "kind": "left",
+        "digest": "left",
+        "size": "right",
+        "V R²": "right",
+        "token-only": "right",
+    }
+    for column, side in columns.items():
         found.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
     found.add_column("family")
     found.add_column("")
@@ -68,7 +76,7 @@ def table(home: Path, entries: list[Entry]) -> RenderableType:
             "?" if ref is None else ref.kind,
             "?" if ref is None else ref.digest[:12],
             "–" if record is None else size(record.bytes),
-            "–" if record is None or record.scores is None else number(record.scores["v_r2"]),
+            *(number(((record and record.scores) or {}).get(key)) for key in ("v_r2", "token_only_v_r2")),
             Text(
                 "" if record is None or record.family is None else clean(f"{record.family}, {record.receiver_features}")
             ),

@@ -39,7 +39,8 @@ class Side:
 class Record:
     """One object: a translator, or something bound to one (`translator` is that one's digest).
 
-    `scores` are the means over layers of the held-out scores; None where an object has none.
+    `scores` are the means over layers of the held-out scores; those of the token-only control begin with `token_only_`.
+    None where an object has none.
     """
 
     digest: str
@@ -82,24 +83,17 @@ def record_of(kind: str, digest: str, size_bytes: int, body: Any, name: str) -> 
         family=manifest.family,
         receiver_features=manifest.receiver_features,
         parameters=body["parameters"],
-        scores=mean_scores(manifest.scores, name),
+        scores=mean_scores(manifest.scores),
     )
     return record, manifest
 
 
-def mean_scores(scores: dict[str, Any], name: str) -> dict[str, float | None]:
-    """Means over layers of the held-out scores; raises CorruptFile where they are absent or not numbers."""
-    found: dict[str, float | None] = {}
-    for key in ("k_r2", "v_r2", "attention_cosine"):
-        values = scores.get(key)
-        layers = scores.get("layers")
-        if not isinstance(values, list) or not isinstance(layers, list) or not len(values) == len(layers) > 0:
-            raise CorruptFile(f"{name}: expected held-out scores per layer ({key}), found none; fit again")
-        numbers = [v for v in values if v is not None]
-        if any(type(v) not in (int, float) or not -1e308 < v < 1e308 for v in numbers):
-            raise CorruptFile(f"{name}: score {key} holds something that is not a number")
-        found[key] = math.fsum(numbers) / len(numbers) if numbers else None
-    return found
+def mean_scores(scores: dict[str, Any]) -> dict[str, float | None]:
+    """Means over layers of a checked manifest's held-out scores, and of its control's where it was scored."""
+    tables = {key: scores[key] for key in ("k_r2", "v_r2", "attention_cosine")}
+    tables |= {f"token_only_{key}": values for key, values in scores.get("token_only", {}).items()}
+    known = {key: [v for v in values if v is not None] for key, values in tables.items()}
+    return {key: math.fsum(values) / len(values) if values else None for key, values in known.items()}
 
 
 def check_name(text: str, name: str) -> None:

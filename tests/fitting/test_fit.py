@@ -16,7 +16,7 @@ from kvbridge.fitting.families.head_local import head_local
 from kvbridge.fitting.solve import SOLVERS
 from kvbridge.fitting.spill import Spill
 from kvbridge.translator import Block
-from tests.fitting.pairs import documents, fitted, plain_r2, receiver, sender
+from tests.fitting.pairs import content_rows, documents, fitted, plain_r2, receiver, sender
 from tests.models import tiny, tiny_causal, wrapped
 
 FEATURES = ("none", "embeddings", "hidden:1")
@@ -106,6 +106,28 @@ def test_scores_are_of_the_test_split_alone():
     assert fit.scores.documents == 3
     assert fit.scores.rows == fit.splits["test"]["rows"] > 0
     assert float(min(v.min() for v in fit.scores.r2.values())) < 0, "an overfitted map scores below zero; never clipped"
+
+
+@pytest.mark.parametrize("features", ["none", "embeddings"])
+def test_the_control_is_scored_on_the_same_rows(features):
+    """Against a plain loop over the test texts: the control's maps on the receiver's own embeddings, no sender."""
+    fit, theirs = fitted(receiver_features=features, precision="float64"), receiver()
+    wanted, found = {}, {}
+    for text in (d.text for d in documents() if d.split == "test"):
+        snapshot, y = content_rows(theirs, text)
+        with torch.no_grad():
+            embedded = theirs.model.get_input_embeddings()(snapshot.token_ids)
+        out = fit.controls({}, embedded)
+        for layer, name in fit.controls.maps:
+            found.setdefault((layer, name), []).append(out[layer][name][fit.config.sinks :].double())
+            wanted.setdefault((layer, name), []).append(y[layer][name][fit.config.sinks :].double())
+    for key, rows in wanted.items():
+        true = torch.cat(rows)
+        r2 = 1 - (true - torch.cat(found[key])).square().sum(0) / (true - true.mean(0)).square().sum(0)
+        torch.testing.assert_close(fit.scores.token_only_r2[key].double(), r2, rtol=1e-3, atol=1e-3)
+    body = fit.scores.to_json()["token_only"]
+    assert body["v_r2"][1] == pytest.approx(float(fit.scores.token_only_r2[1, "v"].nanmean()), rel=1e-4)
+    assert not torch.equal(fit.scores.token_only_r2[1, "v"], fit.scores.r2[1, "v"])
 
 
 def test_test_texts_do_not_alter_the_maps():

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from kvbridge.card import model_card
 from kvbridge.files import publish_folder
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
-from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, GroupEntry, Manifest, MapEntry, expected_shapes, model_card
+from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, GroupEntry, Manifest, MapEntry, expected_shapes
 
 
 def geometry(name: str, *, heads: int = 2, width: int = 4, layers: int = 2, commit: str = "") -> KVGeometry:
@@ -80,6 +81,7 @@ def files(
             "k_r2": [0.7 for _ in layers],
             "v_r2": [0.6 for _ in layers],
             "attention_cosine": [0.9 for _ in layers],
+            "token_only": {"k_r2": [0.5 for _ in layers], "v_r2": [0.25 for _ in layers]},
         },
         "weights_bytes": 0,
         "parameters": sum(t.size for t in tensors.values()),
