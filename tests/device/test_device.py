@@ -1,0 +1,102 @@
+"""An accelerator must give what the CPU gives. Skipped without one; KVBRIDGE_TEST_DEVICE names another device.
+
+pytest tests/device -s      # prints tokens per second of the fit, not compared with anything
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvbridge
+from kvbridge import Bridge, RepairPlan, demo
+from kvbridge.fitting.data import read_documents
+
+DEVICE = os.environ.get("KVBRIDGE_TEST_DEVICE", "cuda")
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and not torch.cuda.is_available(), reason="no CUDA device; KVBRIDGE_TEST_DEVICE names another"
+)
+CONFIG: dict[str, Any] = {"layers": 3, "max_tokens": 128, "lambdas": (1e-2, 1e-1), "cosine_documents": 2}
+TEXT = "Remember this: Harriet is in the garden. Emma is in the church. Jane has the letter. Where is Harriet? In the"
+
+
+@cache
+def model(name: str, device: str) -> kvbridge.Model:
+    return kvbridge.load(f"demo:{name}", device=device)
+
+
+@cache
+def documents() -> tuple[Any, ...]:
+    """Some texts of each split."""
+    kept = {"train": 60, "validation": 12, "test": 6}
+    found = list(read_documents(str(demo.texts("train").parent)))
+    return tuple(d for split, count in kept.items() for d in [x for x in found if x.split == split][:count])
+
+
+@cache
+def fitted(device: str, **changes: Any) -> Any:
+    config = kvbridge.FitConfig(**{**CONFIG, **changes})
+    return kvbridge.fit(model("sender", device), model("receiver", device), list(documents()), config=config)
+
+
+def bridge(device: str) -> Bridge:
+    return Bridge(fitted(device).translator, sender=model("sender", device), receiver=model("receiver", device))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"one_at_a_time": True}, {"precision": "float64"}], ids=["both", "one", "fp64"]
+)
+def test_a_fit_scores_as_on_the_cpu(changes):
+    found, expected = fitted(DEVICE, **changes), fitted("cpu", **changes)
+    for key, r2 in expected.scores.r2.items():
+        torch.testing.assert_close(found.scores.r2[key].cpu(), r2.cpu(), atol=2e-3, rtol=0, equal_nan=True)
+    print(f"{DEVICE}: {found.timings['sender_tokens_per_s']:.0f} sender tokens/s, {found.timings['total_s']:.1f} s")
+
+
+def test_moving_models_for_a_fit_leaves_them_as_they_were():
+    fitted(DEVICE, one_at_a_time=True)
+    assert model("sender", DEVICE).changed() is None
+    assert model("receiver", DEVICE).device.type == torch.device(DEVICE).type
+
+
+def test_a_handoff_gives_the_cpus_tokens():
+    texts = [TEXT, TEXT[:60]]
+    for text in texts:
+        found, expected = (
+            bridge(d).handoff(kvbridge.capture(model("sender", d), text), text, repair=RepairPlan(tail=8))
+            for d in (DEVICE, "cpu")
+        )
+        assert found.decision == expected.decision
+        assert found.provenance.spans == expected.provenance.spans
+        for ours, theirs in zip(found.layers, expected.layers, strict=True):
+            for name, tensor in theirs.items():
+                torch.testing.assert_close(ours[name].cpu(), tensor, atol=5e-2, rtol=5e-2)
+
+
+def test_the_same_model_is_exact_and_a_refusal_is_dense():
+    receiver = model("receiver", DEVICE)
+    ids = receiver.encode(TEXT).ids[None].to(receiver.device)
+    plain = receiver.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    own = Bridge(None, sender=receiver, receiver=receiver).handoff(kvbridge.capture(receiver, TEXT), TEXT)
+    assert own.decision.reason == "exact"
+    assert torch.equal(own.generate(12, do_sample=False), plain)
+    foreign = Bridge(None, sender=model("sender", DEVICE), receiver=receiver)
+    refused = foreign.handoff(kvbridge.capture(model("sender", DEVICE), TEXT), TEXT)
+    assert refused.decision.reason == "no_asset"
+    assert torch.equal(refused.generate(12, do_sample=False), plain)
+
+
+def test_an_asset_fitted_there_serves_here(tmp_path: Path):
+    kvbridge.save_asset(fitted(DEVICE), tmp_path / "asset")
+    asset = kvbridge.load_asset(tmp_path / "asset")
+    here = Bridge(asset, sender=model("sender", "cpu"), receiver=model("receiver", "cpu"))
+    snapshot = kvbridge.capture(model("sender", DEVICE), TEXT)
+    snapshot.save(tmp_path / "one.kv")
+    handoff = here.handoff(kvbridge.KVSnapshot.load(tmp_path / "one.kv"), TEXT)
+    assert handoff.decision.reason == "ungated"
+    assert handoff.generate(4, do_sample=False).shape[1] == len(handoff.ids) + 4
