@@ -1,183 +1,44 @@
-"""Collects what a study of the gate needs, on the demo pair: a pool of requests, wrong caches, and a second rung.
+"""Collects what a study of the gate needs: a pool of requests, wrong caches, and a second rung.
 
-    python -m kvbridge.eval.gate_pool --out runs/gate
+    python -m kvbridge.eval.gate_pool --out runs/gate                                   # the demo pair
+    python -m kvbridge.eval.gate_pool --out runs/gate-real --asset A --data texts      # any other
 
-The asset is fitted on half of the training documents; requests come from everything else. One JSON line per request
-with every signal and what became of it; a cut run continues. `kvbridge.eval.gate_study` reads the lines.
+Requests come from documents that the fit has not seen. One JSON line per batch with every signal and what became of
+each request; a cut run continues. `kvbridge.eval.gate_study` reads the lines.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
-import kvbridge
-from kvbridge import demo
-from kvbridge.asset import load_asset, save_asset
-from kvbridge.bridge import Bridge
-from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import Document
-from kvbridge.fitting.job import fit
+from kvbridge.errors import KVBridgeError, UsageError
+from kvbridge.eval.gate_attacks import ATTACKS, wrong_document
+from kvbridge.eval.gate_source import Source, data_source, demo_source
+from kvbridge.files import write_file
 from kvbridge.gates.calibrate import gather, read_signals
 from kvbridge.gates.extras import Extras
-from kvbridge.gates.passing import Request, Sample, Seen, requests_of, watch_requests
+from kvbridge.gates.passing import Sample, Seen, requests_of, watch_requests
 from kvbridge.geometry import KVGeometry
-from kvbridge.models import Model
 from kvbridge.prefill import capture
 from kvbridge.repair import RepairPlan
-from kvbridge.snapshot import KVSnapshot
 
 PLAN, RUNG = RepairPlan(tail=17), RepairPlan(tail=49)
-ENDS, CHARACTERS = 5, (160, 800)
-TOGETHER, RUNG_EVERY = 8, 8
-Wrong = Callable[[Request, KVSnapshot, Random], KVSnapshot]
-
-
-def rows_of(split: str) -> list[dict[str, Any]]:
-    """A split of the demo's texts."""
-    return [json.loads(line) for line in demo.texts(split).read_text("utf-8").splitlines()]
-
-
-def fit_documents() -> list[Document]:
-    """Half of the training documents, and validation documents for λ and scores; every text bears its split."""
-    train, validation = rows_of("train"), rows_of("validation")
-    used = set(sorted({r["document"] for r in train})[::2])
-    others = sorted({r["document"] for r in validation})
-    splits = {**dict.fromkeys(used, "train"), **dict.fromkeys(others[0::4], "validation"), **dict.fromkeys(others[1::4], "test")}  # fmt: skip
-    return [
-        Document(r["id"], r["text"], r["document"], splits[r["document"]])
-        for r in (*train[::2], *validation[::2])
-        if r["document"] in splits
-    ]
-
-
-def samples(excluded: set[str]) -> list[Sample]:
-    """Every other text with ENDS prompts of log-uniform length at word ends, and every recall item with one."""
-    found = []
-    for split in ("train", "validation", "test"):
-        for row in rows_of(split):
-            if row["document"] not in excluded:
-                rng = Random(row["id"])
-                low, high = CHARACTERS
-                wanted = sorted(int(low * (high / low) ** rng.random()) for _ in range(ENDS))
-                text = row["text"][: wanted[-1] + 200]
-                ends = {text.rfind(" ", 0, n) for n in wanted}
-                found.append(Sample(f"{split}/{row['id']}", row["document"], text, tuple(sorted(e for e in ends if e > 0))))  # fmt: skip
-    for row in rows_of("recall"):
-        if row["document"] not in excluded:
-            prompt = row["context"] + row["question"]
-            text = prompt + row["answer"]
-            found.append(Sample(f"recall/{row['id']}", row["document"], text, (len(prompt),), answer=True))
-    Random(7).shuffle(found)
-    return found
-
-
-def wrong_document(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
-    """Another document's cache under this prompt's ids and text digest."""
-    del rng
-    count = len(request.snapshot)
-    return replace(request.snapshot, layers=tuple({n: t[:count] for n, t in x.items()} for x in donor.layers))
-
-
-def shuffled(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
-    """The right rows in another order."""
-    del donor
-    order = torch.tensor(rng.sample(range(len(request.snapshot)), len(request.snapshot)))
-    return replace(request.snapshot, layers=tuple({n: t[order] for n, t in x.items()} for x in request.snapshot.layers))
-
-
-def half_wrong(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
-    """The first half another document's, the second half right: as when a text was edited and its cache kept."""
-    del rng
-    half = len(request.snapshot) // 2
-    layers = tuple(
-        {n: torch.cat((d[n][:half], t[half:])) for n, t in x.items()}
-        for x, d in zip(request.snapshot.layers, donor.layers, strict=True)
-    )
-    return replace(request.snapshot, layers=layers)
-
-
-def one_token(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
-    """One row of another document: the least edit there is."""
-    at = rng.randrange(5, len(request.snapshot))
-    layers = []
-    for x, d in zip(request.snapshot.layers, donor.layers, strict=True):
-        layers.append({n: torch.cat((t[:at], d[n][at : at + 1], t[at + 1 :])) for n, t in x.items()})
-    return replace(request.snapshot, layers=tuple(layers))
-
-
-def noisy(scale: float) -> Wrong:
-    """Every row off by noise of `scale` times its size: a cache that another version of the model would give."""
-
-    def run(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
-        del donor
-        draw = torch.Generator().manual_seed(rng.randrange(1 << 30))
-        layers = tuple(
-            {n: t + scale * t.abs().mean() * torch.randn(t.shape, generator=draw) for n, t in x.items()}
-            for x in request.snapshot.layers
-        )
-        return replace(request.snapshot, layers=layers)
-
-    return run
-
-
-@cache
-def disturbed(sender: Model) -> Model:
-    """The sender with every weight a tenth off: another model with caches of the same shape."""
-    draw = torch.Generator().manual_seed(0)
-    other = copy.deepcopy(sender.model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.1 * parameter.abs().mean() * torch.randn(parameter.shape, generator=draw))
-    return replace(sender, model=other)
-
-
-def other_model(request: Request, donor: KVSnapshot, rng: Random) -> KVSnapshot:
-    """The right text's cache, by the disturbed sender, under the sender's name."""
-    del donor, rng
-    found = capture(disturbed(demo_sender()), input_ids=request.snapshot.token_ids)
-    return replace(request.snapshot, layers=found.layers)
-
-
-@cache
-def demo_sender() -> Model:
-    """The demo sender, once."""
-    return kvbridge.load("demo:sender")
-
-
-ATTACKS: dict[str, Wrong] = {
-    "other_model": other_model,
-    "shuffled": shuffled,
-    "half_wrong": half_wrong,
-    "one_token": one_token,
-    "noise_2%": noisy(0.02),
-    "noise_20%": noisy(0.2),
-}
-
-
-def prepare(sender: Model, receiver: Model, out: Path) -> tuple[Bridge, Extras]:
-    """The bridge and the gate's statistics, both from the fit's documents alone."""
-    documents = fit_documents()
-    path = out / "asset"
-    if not path.exists():
-        save_asset(fit(sender, receiver, documents, config=FitConfig(max_tokens=128)), path)
-    bridge = Bridge(load_asset(path), sender=sender, receiver=receiver)
-    train = [d for d in documents if d.split == "train"]
-    some = [Sample(d.id, d.group, d.text[:700], (d.text.rfind(" ", 0, 640),)) for d in train[:: len(train) // 150]]
-    return bridge, gather(bridge, some, PLAN)
+TOGETHER, RUNG_EVERY, DONORS = 8, 8, 3
+ABOUT = "about.json"
 
 
 def record(seen: Seen, extras: Extras, case: str) -> dict[str, Any]:
-    """One line of the pool."""
+    """One request: its signals, costs in FLOPs and what became of it."""
     kind = seen.request.id.partition("/")[0]
     row = {"id": seen.request.id, "document": seen.request.document, "kind": kind, "case": case}
     if seen.evidence is None:
@@ -190,8 +51,9 @@ def record(seen: Seen, extras: Extras, case: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def right(bridge: Bridge, extras: Extras, part: Sequence[Sample], number: int) -> list[dict[str, Any]]:
-    """Lines of a few samples as they are, some of them on a second rung, too."""
+def right(source: Source, extras: Extras, part: Sequence[Sample], number: int) -> list[dict[str, Any]]:
+    """Requests of a few samples as they are, some of them on a second rung, too."""
+    bridge = source.bridge
     requests = [r for s in part for r in requests_of(s, bridge.sender, bridge.receiver)]
     lines = [record(s, extras, "right") for s in watch_requests(bridge, requests, PLAN)]
     if number % RUNG_EVERY == 0:
@@ -199,66 +61,115 @@ def right(bridge: Bridge, extras: Extras, part: Sequence[Sample], number: int) -
     return lines
 
 
-def wrong(bridge: Bridge, extras: Extras, part: Sequence[Sample], number: int) -> list[dict[str, Any]]:
-    """Lines of the same prompts over caches that are not theirs: another document's each, and ATTACKS for some."""
+def wrong(source: Source, extras: Extras, part: Sequence[Sample], number: int) -> list[dict[str, Any]]:
+    """The same prompts over caches that are not theirs: another document's each, and ATTACKS for one of the batch."""
+    bridge = source.bridge
     requests = [r for s in part for r in requests_of(s, bridge.sender, bridge.receiver, native=False)]
-    donors = [capture(bridge.sender, text) for text in other_texts({s.document for s in part}, number)]
+    donors = [capture(bridge.sender, text) for text in other_texts(source, {s.document for s in part}, number)]
     tried = []
     for at, request in enumerate(requests):
         donor = donors[at % len(donors)]
         if len(donor) < len(request.snapshot):
             continue
         cases = {"wrong_document": wrong_document, **(ATTACKS if at == number % len(requests) else {})}
-        tried += [(c, replace(request, snapshot=f(request, donor, Random(request.id + c)))) for c, f in cases.items()]
+        tried += [
+            (c, replace(request, snapshot=f(request, donor, Random(request.id + c), bridge.sender)))
+            for c, f in cases.items()
+        ]
     seen = watch_requests(bridge, [r for _, r in tried], PLAN, outcomes=False)
     return [record(s, extras, case) for (case, _), s in zip(tried, seen, strict=True)]
 
 
-def other_texts(documents: set[str], number: int) -> list[str]:
-    """Beginnings of three held-out texts that are of none of `documents`, other ones for another `number`."""
-    texts = [r["text"][100:1200] for r in rows_of("test") if r["document"] not in documents]
-    return [texts[(3 * number + i) % len(texts)] for i in range(3)]
+def other_texts(source: Source, documents: set[str], number: int) -> list[str]:
+    """DONORS texts that are of none of `documents`, other ones for another `number`."""
+    texts = [text for document, text in source.donors if document not in documents]
+    return [texts[(DONORS * number + i) % len(texts)] for i in range(min(DONORS, len(texts)))]
 
 
-PARTS = {"pool.jsonl": right, "wrong.jsonl": wrong}
+Collect = Callable[[Source, Extras, Sequence[Sample], int], list[dict[str, Any]]]
+PARTS: dict[str, Collect] = {"pool.jsonl": right, "wrong.jsonl": wrong}
 
 
-def collect(name: str, bridge: Bridge, extras: Extras, pool: Sequence[Sample], out: Path) -> None:
-    """Appends to out/name what is missing there, one line per batch of samples."""
+def collect(name: str, source: Source, extras: Extras, pool: Sequence[Sample], out: Path) -> None:
+    """Appends to out/name what is missing there, one line per batch of samples; progress goes to stderr."""
     path, done = out / name, set()
     if path.exists():
         whole = path.read_bytes().rpartition(b"\n")[0]
         path.write_bytes(whole + b"\n" if whole else b"")
         done = {i for line in whole.splitlines() for i in json.loads(line)["samples"]}
+    start, count = time.process_time(), 0
     with path.open("a", encoding="utf-8") as file:
-        for number, start in enumerate(range(0, len(pool), TOGETHER)):
-            part = [s for s in pool[start : start + TOGETHER] if s.id not in done]
+        for number, first in enumerate(range(0, len(pool), TOGETHER)):
+            part = [s for s in pool[first : first + TOGETHER] if s.id not in done]
             if part:
-                lines = PARTS[name](bridge, extras, part, number)
+                lines = PARTS[name](source, extras, part, number)
                 file.write(json.dumps({"samples": [s.id for s in part], "rows": lines}) + "\n")
                 file.flush()
+                count += len(lines)
+                spent = time.process_time() - start
+                say = f"{name}: {first + len(part)} of {len(pool)} texts, {count} requests, {spent / max(1, count):.2f} CPU s each"
+                print(say, file=sys.stderr, flush=True)
 
 
-def receiver_geometry() -> KVGeometry:
-    """The demo receiver's."""
-    return kvbridge.load("demo:receiver").geometry
+def bind(out: Path, source: Source) -> None:
+    """Notes whose lines `out` holds. Raises UsageError where they are of another asset."""
+    asset = source.bridge.asset
+    assert asset is not None
+    path, receiver = out / ABOUT, source.bridge.receiver
+    if path.exists():
+        before = json.loads(path.read_text("utf-8"))["translator"]
+        if before != asset.digest:
+            raise UsageError(
+                f"{out}: expected lines of asset {asset.digest[:12]}, found {before[:12]}; use another --out"
+            )
+    elif any((out / name).exists() for name in PARTS):
+        raise UsageError(f"{out}: its lines name no asset; use another --out")
+    body = {"translator": asset.digest, "sender": source.bridge.sender.name, "receiver": receiver.name,
+            "geometry": receiver.geometry.to_json()}  # fmt: skip
+    write_file(path, (json.dumps(body, indent=1) + "\n").encode())
+
+
+def receiver_geometry(out: Path) -> KVGeometry:
+    """The receiver's, as noted in a folder of lines."""
+    return KVGeometry.from_json(json.loads((out / ABOUT).read_text("utf-8"))["geometry"])
 
 
 def main() -> None:
-    """Collects into --out until everything is there."""
+    """Collects into --out until everything is there; exits 1 with one line on a refusal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/gate"))
-    parser.add_argument("--wrong", type=int, default=1300, help="samples that are also tried with wrong caches")
-    parser.add_argument("--limit", type=int, default=None, help="samples")
+    parser.add_argument("--asset", type=Path, default=None, help="an asset; the demo pair's is fitted into OUT/asset")
+    parser.add_argument("--data", default=None, help="texts: their test split gives requests, validation statistics")
+    parser.add_argument("--sender", default=None, help="where the manifest's id is not where it lies")
+    parser.add_argument("--receiver", default=None, help="likewise")
+    parser.add_argument("--ends", type=int, default=None, help="prompts per text (demo 5, else 2)")
+    parser.add_argument("--wrong", type=int, default=1300, help="texts that are also tried with wrong caches")
+    parser.add_argument("--limit", type=int, default=None, help="texts")
     arguments = parser.parse_args()
+    try:
+        run(arguments)
+    except KVBridgeError as error:
+        print(f"kvbridge: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """The collection that the arguments ask for."""
+    out: Path = arguments.out
+    if (arguments.data is None) != (arguments.asset is None):
+        raise UsageError("expected --asset and --data together, or neither of them for the demo pair")
     torch.set_num_threads(1)
-    sender, receiver = demo_sender(), kvbridge.load("demo:receiver")
-    out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    bridge, extras = prepare(sender, receiver, out)
-    pool = samples({d.group for d in fit_documents()})[: arguments.limit]
+    if arguments.data is None:
+        source = demo_source(out / "asset", arguments.ends or 5)
+    else:
+        names = (arguments.sender, arguments.receiver)
+        source = data_source(arguments.asset, arguments.data, names, arguments.ends or 2)
+    bind(out, source)
+    extras = gather(source.bridge, source.statistics, PLAN)
+    pool = source.pool[: arguments.limit]
     for name in PARTS:
-        collect(name, bridge, extras, pool if name == "pool.jsonl" else pool[: arguments.wrong], out)
+        collect(name, source, extras, pool if name == "pool.jsonl" else pool[: arguments.wrong], out)
 
 
 if __name__ == "__main__":

@@ -1,154 +1,59 @@
-"""What the gate is worth on the demo pair, from the lines that `kvbridge.eval.gate_pool` collected; no model runs here.
+"""What the gate is worth on a pair, from the lines that `kvbridge.eval.gate_pool` collected; no model runs here.
 
     python -m kvbridge.eval.gate_study runs/gate
 
-Writes study.json and study.md beside the lines. Every draw has a fixed seed.
+Writes study.json beside the lines. Every draw has a fixed seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvbridge.cost import prefill_flops
-from kvbridge.errors import DataError
-from kvbridge.eval.gate_pool import PARTS, PLAN, RUNG, receiver_geometry
+from kvbridge.errors import DataError, KVBridgeError
+from kvbridge.eval.gate_lines import SENDER_SIDE, Pool, config_of, damage, documents_split
+from kvbridge.eval.gate_pool import PLAN, RUNG
+from kvbridge.eval.gate_recalibrate import recalibrations
+from kvbridge.eval.gate_wrong import columns_on_wrong, wrong_caches
 from kvbridge.eval.routing import risk_coverage
-from kvbridge.gates.calibrate import GateConfig, fit_rungs, hold, thresholds_of, whole
+from kvbridge.gates.config import GateConfig
 from kvbridge.gates.evaluate import auroc, detection, net_saving
-from kvbridge.gates.guarantee import conformal_threshold, interval, upper_bound
+from kvbridge.gates.guarantee import interval
 from kvbridge.gates.items import Attempt, Item, counts_at, scores_of
-from kvbridge.gates.labels import LABELS
-from kvbridge.gates.outcomes import Outcome
+from kvbridge.gates.levels import fit_rungs, hold, thresholds_of, whole
 from kvbridge.gates.signals import SIGNALS
 
-DOMAINS = {"prose": ("train", "validation", "test"), "tasks": ("recall",)}
-CASES: tuple[tuple[str, float | None, str | None], ...] = (
+Case = tuple[str, float | None, str | None]
+EVERYWHERE: tuple[Case, ...] = (
     ("next_token", None, None), ("continuation", 4.0, None), ("kl", 0.1, None), ("loss_gap", 0.1, None),
-    ("next_token", None, "prose"), ("continuation", 4.0, "prose"), ("kl", 0.1, "prose"), ("kl", 0.02, "prose"),
-    ("loss_gap", 0.1, "prose"), ("lost_answer", None, None),
+    ("lost_answer", None, None),
 )  # fmt: skip
-LEVELS = ((0.02, 0.05), (0.05, 0.05), (0.1, 0.05), (0.2, 0.05))
-SPLITS, DRAWS = 10, 30
-SENDER_SIDE = ("sender_first", "sender_tail", "tail_loss", "sender_next")
+AT_HOME = (("next_token", None), ("continuation", 4.0), ("kl", 0.1), ("kl", 0.02), ("loss_gap", 0.1))
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """Lines by case: `right` the pool itself."""
-
-    cases: dict[str, list[dict[str, Any]]]
-
-    @classmethod
-    def read(cls, folder: Path) -> Pool:
-        """Every line of both files; a torn last one is left out."""
-        cases: dict[str, list[dict[str, Any]]] = {}
-        for path in (folder / name for name in PARTS if (folder / name).exists()):
-            for line in path.read_bytes().rpartition(b"\n")[0].splitlines():
-                for row in json.loads(line)["rows"]:
-                    cases.setdefault(row["case"], []).append(row)
-        return cls(cases)
-
-    def items(self, label: str, tau: float | None, kinds: Sequence[str] | None = None) -> list[Item]:
-        """The pool's requests under one label."""
-        found = []
-        for row in self.cases["right"]:
-            if (kinds is None or row["kind"] in kinds) and "signals" in row:
-                damaged = damage(row, label, tau)
-                if damaged is not None:
-                    cost = row["handoff_flops"] + sum(row["gate_flops"].values())
-                    found.append(Item(row["id"], row["document"], row["tokens"], (Attempt(row["signals"], damaged, cost),)))  # fmt: skip
-        return found
+def cases_of(pool: Pool) -> list[Case]:
+    """Labels on everything, on the most frequent kind where there are several, and KL and loss gap at what 70 % and
+    85 % of the pool stay below: a limit that makes sense for one pair says nothing about another."""
+    found = list(EVERYWHERE)
+    for label, name in (("kl", "kl"), ("loss_gap", "gap")):
+        found += [(label, t, None) for q in (0.7, 0.85) if (t := pool.quantile(name, q)) is not None and t > 0]
+    if len(pool.kinds) > 1:
+        found += [(label, tau, pool.kinds[0]) for label, tau in AT_HOME]
+    return list(dict.fromkeys(found))
 
 
-def damage(row: dict[str, Any], label: str, tau: float | None) -> bool | None:
-    """What the label says of one line."""
-    limit = tau if tau is not None else LABELS[label].default or 0.0
-    return LABELS[label].damaged(Outcome(**row["outcome"]), limit)
-
-
-def documents_split(items: Sequence[Item], share: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """(items of a random `share` of documents, the others)."""
-    names = sorted({i.document for i in items})
-    chosen = set(np.random.default_rng(seed).permutation(names)[: round(share * len(names))])
-    return [i for i in items if i.document in chosen], [i for i in items if i.document not in chosen]
-
-
-def config_of(label: str, signals: Sequence[str] = tuple(SIGNALS)) -> GateConfig:
-    """One rung, all signals."""
-    return GateConfig(label=label, plans=(PLAN,), signals=tuple(signals))
-
-
-def recalibrations(items: Sequence[Item], label: str) -> dict[str, Any]:
-    """Coverage and realised violations per (α, δ), over SPLITS scores × DRAWS calibration samples each.
-
-    A third of the documents fits the score; the others are the population, known exactly. Calibration samples of a third
-    of all requests are drawn from it with replacement: by request, as the theorem wants, and by document.
-    """
-    found: dict[str, Any] = {f"{a:g}/{d:g}": {"request": [], "document": []} for a, d in LEVELS}
-    conformal = []
-    for split in range(SPLITS):
-        learn, population = documents_split(items, 1 / 3, split)
-        try:
-            signals, rungs, ours = fit_rungs(learn, config_of(label))
-        except DataError:
-            continue
-        learn, population = whole(learn, signals), whole(population, signals)
-        theirs = scores_of(population, rungs)[:, 0]
-        thresholds = thresholds_of(ours)
-        before = counts_at(learn, ours, thresholds)
-        damaged = np.array([i.attempts[0].damaged for i in population])
-        groups: dict[str, list[int]] = {}
-        for place, item in enumerate(population):
-            groups.setdefault(item.document, []).append(place)
-        members = [np.array(g) for g in groups.values()]
-        size = len(population) // 2
-        rng = np.random.default_rng(1000 + split)
-        for _ in range(DRAWS):
-            drawn = {"request": rng.integers(0, len(population), size)}
-            chosen = np.concatenate([members[i] for i in rng.integers(0, len(members), len(members))])
-            drawn["document"] = chosen[:size]
-            for how, at in drawn.items():
-                counts = [
-                    (t, int((theirs[at] <= t).sum()), int(damaged[at][theirs[at] <= t].sum())) for t in thresholds
-                ]
-                for alpha, delta in LEVELS:
-                    level = hold(before, counts, size / len(learn), alpha, delta)
-                    found[f"{alpha:g}/{delta:g}"][how].append(realised(level, theirs, damaged))
-            at = drawn["request"]
-            fine = np.isfinite(theirs[at])
-            limit = conformal_threshold(np.where(fine, theirs[at], 2.0), damaged[at] & fine, 0.05)
-            conformal.append(0.0 if limit is None else float((damaged & (theirs <= limit)).mean()))
-    return {**{k: {h: summary(v, float(k.split("/")[0])) for h, v in x.items()} for k, x in found.items()},
-            "conformal_0.05": float(np.mean(conformal)) if conformal else None}  # fmt: skip
-
-
-def realised(level: Any, scores: NDArray[np.float64], damaged: NDArray[np.bool_]) -> tuple[float, float]:
-    """(coverage, risk) over the population; (0, 0) where nothing holds."""
-    if level is None:
-        return 0.0, 0.0
-    inside = scores <= level.threshold
-    return float(inside.mean()), float(damaged[inside].mean()) if inside.any() else 0.0
-
-
-def summary(runs: Sequence[tuple[float, float]], alpha: float) -> dict[str, Any]:
-    """How often the guarantee was broken, and the coverage."""
-    if not runs:
-        return {"n": 0}
-    coverage, risk = np.array(runs).T
-    broken = int((risk > alpha).sum())
-    return {
-        "n": len(runs), "calibrated": float((coverage > 0).mean()), "coverage": float(coverage.mean()),
-        "coverage_10_90": [float(x) for x in np.quantile(coverage, (0.1, 0.9))], "violations": broken,
-        "violation_ci": list(interval(broken, len(runs))), "mean_risk": float(risk[coverage > 0].mean()) if (coverage > 0).any() else None,
-    }  # fmt: skip
+def name_of(case: Case) -> str:
+    """A case in words."""
+    label, tau, kind = case
+    name = label if tau is None else f"{label} > {tau:g}" if label != "continuation" else f"continuation of {tau:g}"
+    return name + (f", {kind}" if kind else "")
 
 
 def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
@@ -188,56 +93,18 @@ def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
     return found
 
 
-def wrong_caches(pool: Pool) -> dict[str, Any]:
-    """How many wrong caches pass the limits alone, set on a third of the documents; and what the limits cost."""
-    items = pool.items("next_token", None)
-    learn, rest = documents_split(items, 1 / 3, 5)
-    held = {i.document for i in rest}
-    found: dict[str, Any] = {}
-    sets = {
-        "all signals": tuple(SIGNALS),
-        "without the sender model": tuple(s for s in SIGNALS if s not in SENDER_SIDE),
-        "tail residual alone": ("tail_residual", "length"),
-        "first layers alone": ("first_layers", "length"),
-        "leverage alone": ("leverage", "length"),
-    }
-    for name, signals in sets.items():
-        used, rungs, _ = fit_rungs(learn, config_of("next_token", signals))
-        limits = rungs[0].limits
-        refuses = lambda row, limits=limits: any(row["signals"][c] > limit for c, limit in limits.items())  # noqa: E731
-        extra = [any(i.attempts[0].columns[c] > limit for c, limit in limits.items()) for i in rest]  # type: ignore[index]
-        cases = {}
-        for case, rows in pool.cases.items():
-            if case not in ("right", "rung"):
-                known = [r for r in rows if r["document"] in held and "signals" in r]
-                passed = sum(not refuses(r) for r in known)
-                cases[case] = {
-                    "n": len(known), "passed": passed, "bound_95": upper_bound(passed, len(known), 0.05) if known else None,
-                }  # fmt: skip
-        every = [r for r in pool.cases.get("wrong_document", []) if "signals" in r]
-        k = sum(not refuses(r) for r in every)
-        found[name] = {
-            "signals": list(used), "extra_refusals": float(np.mean(extra)), "of": len(extra), "cases": cases,
-            "every_wrong_document": {"n": len(every), "passed": k, "bound_95": upper_bound(k, len(every), 0.05) if every else None},
-        }  # fmt: skip
-    return found
-
-
-def columns_on_wrong(pool: Pool) -> dict[str, float | None]:
-    """AUROC of every column for wrong against right documents."""
-    right = [r["signals"] for r in pool.cases["right"] if "signals" in r]
-    wrong = [r["signals"] for r in pool.cases.get("wrong_document", []) if "signals" in r]
-    bad = [False] * len(right) + [True] * len(wrong)
-    return {c: auroc([r[c] for r in (*right, *wrong)], bad) for s in SIGNALS.values() for c in s.columns}
-
-
 def carried(pool: Pool, label: str, tau: float | None, alpha: float, delta: float) -> dict[str, Any]:
     """A calibration of one domain used in another: realised risk and coverage."""
-    prose, tasks = pool.items(label, tau, ("train", "validation", "test")), pool.items(label, tau, ("recall",))
-    short = [i for i in prose if i.tokens <= 100]
-    long = [i for i in prose if i.tokens > 140]
+    home_kind, *others = pool.kinds
+    home_items = pool.items(label, tau, (home_kind,))
+    lengths = [i.tokens for i in home_items] or [0]
+    low, high = (int(x) for x in np.quantile(lengths, (0.4, 0.7)))
+    pairs = {f"prompts ≤ {low} tokens → prompts > {high} tokens": (
+        [i for i in home_items if i.tokens <= low], [i for i in home_items if i.tokens > high]
+    )}  # fmt: skip
+    pairs |= {f"{home_kind} → {kind}": (home_items, pool.items(label, tau, (kind,))) for kind in others}
     found: dict[str, Any] = {}
-    for name, (home, away) in {"prose → tasks": (prose, tasks), "short → long prompts": (short, long)}.items():
+    for name, (home, away) in pairs.items():
         learn, test = documents_split(home, 0.5, 3)
         away = [i for i in away if i.document not in {x.document for x in learn}]
         try:
@@ -263,7 +130,6 @@ def carried(pool: Pool, label: str, tau: float | None, alpha: float, delta: floa
 def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
     """One rung against two, on the requests that were tried with both: coverage at a risk, and how often the second rung
     would still have been cheaper than a prefill."""
-    geometry = receiver_geometry()
     second = {r["id"]: r for r in pool.cases.get("rung", [])}
     items, affordable = [], []
     for row in pool.cases["right"]:
@@ -275,7 +141,7 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
         )
         items.append(Item(row["id"], row["document"], row["tokens"], attempts))
         spent = row["handoff_flops"] + sum(row["gate_flops"].values())
-        affordable.append(2 * spent < prefill_flops(geometry, row["tokens"]))
+        affordable.append(2 * spent < prefill_flops(pool.receiver, row["tokens"]))
     learn, rest = documents_split(items, 0.5, 11)
     found: dict[str, Any] = {"n": len(rest), "second_rung_affordable": float(np.mean(affordable)) if items else None}
     try:
@@ -293,9 +159,8 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
 
 def savings(pool: Pool) -> dict[str, float]:
     """Mean shares of a prefill: handoff and gate."""
-    geometry = receiver_geometry()
     rows = [r for r in pool.cases["right"] if "signals" in r]
-    dense = np.array([prefill_flops(geometry, r["tokens"]) for r in rows], dtype=float)
+    dense = np.array([prefill_flops(pool.receiver, r["tokens"]) for r in rows], dtype=float)
     handoff = np.array([r["handoff_flops"] for r in rows]) / dense
     gate = np.array([sum(r["gate_flops"].values()) for r in rows]) / dense
     return {"handoff": float(handoff.mean()), "gate": float(gate.mean())}
@@ -312,10 +177,9 @@ def study(folder: Path) -> dict[str, Any]:
         "contract_refused": sum("refused" in r for r in right), "shares": shares, "labels": {},
         "wrong_columns": columns_on_wrong(pool), "wrong": wrong_caches(pool),
     }  # fmt: skip
-    for label, tau, kinds in CASES:
-        items = pool.items(label, tau, kinds and DOMAINS[kinds])
-        name = label if tau is None else f"{label} > {tau:g}" if label != "continuation" else f"continuation of {tau:g}"
-        name += f", {kinds}" if kinds else ""
+    for case in cases_of(pool):
+        label, tau, kind = case
+        name, items = name_of(case), pool.items(label, tau, kind and (kind,))
         found: dict[str, Any] = {
             "n": len(items),
             "damaged": float(np.mean([i.attempts[0].damaged for i in items])) if items else None,
@@ -330,8 +194,11 @@ def study(folder: Path) -> dict[str, Any]:
                     )
         body["labels"][name] = found
         print(name, json.dumps({k: v for k, v in found.items() if k != "separation"})[:400], flush=True)
-    body["carried"] = {f"{label} {tau or ''}".strip(): carried(pool, label, tau, 0.1, 0.05) for label, tau in (("kl", 0.5), ("loss_gap", 0.3))}  # fmt: skip
-    body["ladder"] = {f"{label} {tau or ''}".strip(): ladder(pool, label, tau) for label, tau in (("next_token", None), ("kl", 0.1))}  # fmt: skip
+    taus = {"kl": pool.quantile("kl", 0.85), "loss_gap": pool.quantile("gap", 0.85)}
+    body["carried"] = {
+        f"{label} > {tau:g}": carried(pool, label, tau, 0.1, 0.05) for label, tau in taus.items() if tau is not None
+    }
+    body["ladder"] = {name_of((x, t, None)): ladder(pool, x, t) for x, t in (("next_token", None), ("kl", 0.1))}
     return body
 
 
@@ -340,7 +207,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    body = study(arguments.folder)
+    try:
+        body = study(arguments.folder)
+    except KVBridgeError as error:
+        print(f"kvbridge: {error}", file=sys.stderr)
+        sys.exit(1)
     (arguments.folder / "study.json").write_text(json.dumps(body, indent=1) + "\n", "utf-8")
 
 

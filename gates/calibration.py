@@ -1,12 +1,11 @@
-"""The sealed calibration: thresholds and their guarantee, scores, limits and statistics, bound to one translator.
+"""A calibration on disk: `calibration.json`, `gate.safetensors` and `SHA256SUMS`, whose digest is the calibration's.
 
-A folder of `calibration.json`, `gate.safetensors` and `SHA256SUMS`. Its digest is that of SHA256SUMS.
+Written whole or not at all; on reading every digest is verified and every number checked. No pickle.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,102 +16,22 @@ from torch import Tensor
 
 from kvbridge.asset import Asset
 from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
-from kvbridge.files import (
-    check_safetensors_header,
-    publish_folder,
-    read_json,
-    verify_folder,
-)
+from kvbridge.files import check_safetensors_header, publish_folder, read_json, verify_folder
 from kvbridge.gates.extras import RANK, Extras
 from kvbridge.gates.guarantee import Tested
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.score import Score
+from kvbridge.gates.sealed import SCHEMA, Calibration, Rung
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.geometry import KVGeometry, digest_json
 from kvbridge.repair import RepairPlan
 
-SCHEMA = "kvbridge.calibration/1"
 BODY, TENSORS = "calibration.json", "gate.safetensors"
 MAX_PLANS, MAX_TENSORS = 16, 4096
 _FIELDS = frozenset({
     "schema", "translator", "sender", "receiver", "label", "tau", "alpha", "lenient_alpha", "delta", "signals", "rungs",
     "strict", "lenient", "conformal", "needed", "counts", "report", "corpus_digest", "extras",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One repair plan of the ladder: its score, and per column the limit above which a cache is not of this text."""
-
-    plan: RepairPlan
-    score: Score
-    limits: dict[str, float]
-
-
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """What a gate decides by. `strict` and `lenient`: the thresholds that passed at α and at `lenient_alpha`, each at
-    confidence 1 − δ, None where none did; `needed`: accepted items without a failure that the strict level takes.
-    `translator`, `sender`, `receiver`: digests it is bound to. `digest` is None until it is saved.
-    """
-
-    translator: str
-    sender: str
-    receiver: str
-    label: str
-    tau: float | None
-    alpha: float
-    lenient_alpha: float
-    delta: float
-    signals: tuple[str, ...]
-    rungs: tuple[Rung, ...]
-    strict: Tested | None
-    lenient: Tested | None
-    conformal: float | None
-    needed: int
-    counts: dict[str, int]
-    report: dict[str, Any]
-    corpus_digest: str
-    extras: Extras
-    digest: str | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether any level passed."""
-        return self.strict is not None or self.lenient is not None
-
-    @property
-    def refusal(self) -> str:
-        """Why nothing is accepted, and what it takes."""
-        return (
-            f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few were accepted without "
-            f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure"
-        )
-
-    def rung(self, plan: RepairPlan) -> Rung | None:
-        """The rung of this very plan."""
-        return next((r for r in self.rungs if r.plan == plan), None)
-
-    def body(self) -> dict[str, Any]:
-        """What calibration.json holds."""
-        tested = lambda t: None if t is None else asdict(t)  # noqa: E731
-        return {
-            "schema": SCHEMA, "translator": self.translator, "sender": self.sender, "receiver": self.receiver,
-            "label": self.label, "tau": self.tau, "alpha": self.alpha, "lenient_alpha": self.lenient_alpha,
-            "delta": self.delta, "signals": list(self.signals),
-            "rungs": [
-                {"plan": {**asdict(r.plan), "tokens": list(r.plan.tokens)}, "score": r.score.to_json(), "limits": r.limits}
-                for r in self.rungs
-            ],
-            "strict": tested(self.strict), "lenient": tested(self.lenient), "conformal": self.conformal,
-            "needed": self.needed, "counts": self.counts, "report": self.report, "corpus_digest": self.corpus_digest,
-            "extras": {
-                "basis_layers": list(self.extras.basis_layers),
-                "half_layers": [list(x) for x in self.extras.half_layers],
-                "targets": list(self.extras.targets),
-                "residual": [[layer, name] for layer, name in self.extras.residual],
-            },
-        }  # fmt: skip
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> str:

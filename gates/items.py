@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbridge.gates.calibration import Rung
 from kvbridge.gates.score import Score
+from kvbridge.gates.sealed import Rung
 from kvbridge.gates.signals import SIGNALS
 
 Floats = NDArray[np.float64]

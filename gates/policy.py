@@ -16,8 +16,8 @@ from kvbridge.bridge import Bridge, Evidence
 from kvbridge.cost import prefill_flops
 from kvbridge.errors import UsageError
 from kvbridge.gates.audit import Log
-from kvbridge.gates.calibration import Calibration, Rung
 from kvbridge.gates.reading import Inapplicable, Reading
+from kvbridge.gates.sealed import Calibration, Rung
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.handoff import Handoff
 from kvbridge.models import Model

@@ -37,8 +37,9 @@ def gate_calibrate(
     from kvbridge.cli import say
     from kvbridge.cli_run import models_of
     from kvbridge.errors import UsageError
-    from kvbridge.gates.calibrate import GateConfig, calibrate
+    from kvbridge.gates.calibrate import calibrate
     from kvbridge.gates.calibration import load_calibration, save_calibration
+    from kvbridge.gates.config import GateConfig
     from kvbridge.repair import RepairPlan
 
     target = out or asset.with_name(asset.name + ".gate")

@@ -12,12 +12,13 @@ import kvbridge
 from kvbridge import Bridge, RepairPlan
 from kvbridge.bridge import Evidence
 from kvbridge.gates.calibrate import gather
-from kvbridge.gates.calibration import Calibration, load_calibration, save_calibration
-from kvbridge.gates.calibration import Rung as RungOf
+from kvbridge.gates.calibration import load_calibration, save_calibration
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.guarantee import Tested
 from kvbridge.gates.passing import Sample, Watching
 from kvbridge.gates.score import Score
+from kvbridge.gates.sealed import Calibration
+from kvbridge.gates.sealed import Rung as RungOf
 from kvbridge.gates.signals import SIGNALS
 from tests.models import random_texts, tiny
 

@@ -11,10 +11,12 @@ from sklearn.metrics import roc_auc_score
 from kvbridge import RepairPlan
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates import calibrate as module
-from kvbridge.gates.calibrate import PARTS, GateConfig, calibrate, fit_levels, part_of, read_signals
+from kvbridge.gates.calibrate import calibrate, read_signals
 from kvbridge.gates.calibration import load_calibration, save_calibration
+from kvbridge.gates.config import PARTS, GateConfig, part_of
 from kvbridge.gates.evaluate import auroc, detection, net_saving, table_of
 from kvbridge.gates.items import Attempt, Item, counts_at, outcome_at, scores_of
+from kvbridge.gates.levels import fit_levels
 from kvbridge.gates.passing import Sample, watch
 from kvbridge.gates.policy import CalibratedGate
 from kvbridge.gates.score import fit_score

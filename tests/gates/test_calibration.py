@@ -144,7 +144,7 @@ def test_another_schema_and_swapped_tensors(pair, saved, tmp_path):
     folder, _ = saved
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    forge(copy, put("schema", "kvbridge.calibration/2"))
+    forge(copy, put("schema", "kvbridge.calibration/3"))
     with pytest.raises(UnknownSchema):
         load_calibration(copy, pair.asset)
     forge(folder, put("delta", 0.06), bind=False)

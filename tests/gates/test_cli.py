@@ -22,7 +22,7 @@ def kvbridge(monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             main()
         found = capsys.readouterr()
-        assert ended.value.code == code, found.err
+        assert (ended.value.code or 0) == code, found.err
         return found.out, found.err
 
     return run

@@ -12,9 +12,9 @@ import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.gates import policy as policies
 from kvbridge.gates.audit import Counters, JsonLines, both
-from kvbridge.gates.calibration import Rung
 from kvbridge.gates.guarantee import Tested as Passed
 from kvbridge.gates.policy import CalibratedGate, Ladder, Policy, file_switch
+from kvbridge.gates.sealed import Rung
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.base import Signal
 from tests.gates.conftest import PLAN, made_calibration

@@ -1,0 +1,59 @@
+"""What a calibration is asked for, and the parts its documents fall into."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from kvbridge.errors import UsageError
+from kvbridge.gates.guarantee import check_levels
+from kvbridge.gates.labels import LABELS
+from kvbridge.gates.signals import SIGNALS
+from kvbridge.repair import RepairPlan
+
+PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """What a calibration is asked for. `alpha`: risk of the strict level, `lenient_alpha` of the lenient one, each at
+    confidence 1 − `delta`; `label`, `tau`: what counts as damage; `plans`: the repair ladder, cheapest first."""
+
+    label: str = "next_token"
+    tau: float | None = None
+    alpha: float = 0.02
+    lenient_alpha: float = 0.1
+    delta: float = 0.05
+    plans: tuple[RepairPlan, ...] = (RepairPlan(tail=17),)
+    signals: tuple[str, ...] = field(default_factory=lambda: tuple(SIGNALS))
+
+    def __post_init__(self) -> None:
+        check_levels(self.alpha, self.delta)
+        check_levels(self.lenient_alpha, self.delta)
+        if self.label not in LABELS:
+            raise UsageError(f"expected label to be one of {', '.join(LABELS)}, found {self.label!r}")
+        unknown = [s for s in self.signals if s not in SIGNALS]
+        if unknown or not self.signals or not self.plans or len(set(self.plans)) != len(self.plans):
+            raise UsageError(
+                f"expected signals of {', '.join(SIGNALS)} and different plans, found {unknown or self.plans}"
+            )
+        if self.alpha > self.lenient_alpha:
+            raise UsageError(f"expected alpha ≤ lenient_alpha, found {self.alpha} and {self.lenient_alpha}")
+
+    @property
+    def limit(self) -> float:
+        """τ, or the label's own."""
+        default = LABELS[self.label].default
+        return self.tau if self.tau is not None else default if default is not None else 0.0
+
+
+def part_of(document: str) -> str:
+    """The part a document is in, drawn by a hash of its name: the same on every machine."""
+    draw = (
+        int.from_bytes(hashlib.sha256(b"gate/" + document.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
+    )
+    for name, share in PARTS.items():
+        draw -= share
+        if draw < 0:
+            return name
+    return "report"
