@@ -5,50 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import queue
 import stat
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kvbridge.errors import CorruptFile, Refused
 from kvbridge.files import MAX_JSON_BYTES, SUMS, Header, parse_json, parse_sums, read_safetensors_header
 from kvbridge.geometry import digest_json
-from kvbridge.manifest import MAX_TENSORS, Manifest, check_controls, check_tensors, expected_shapes
-from kvbridge.registry.finite import FiniteScan
+from kvbridge.manifest import FLOATS, MAX_TENSORS, Manifest, check_controls, check_tensors, expected_shapes
+from kvbridge.registry.kinds import KINDS, kind_of
 from kvbridge.registry.records import Record, record_of
+from kvbridge.registry.stream import Writer, copy_checked
 
-CHUNK_BYTES = 4 << 20
 MAX_CARD_BYTES = 4 << 20
 MAX_SUMS_BYTES = 1 << 16
 MAX_PARSE_BYTES = 256 << 20  # what reading a description or a header may hold at once; measured: 203 MiB at worst
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Which files an object of a kind has: the one that describes it, its weights, and others."""
-
-    description: str
-    weights: str | None = None
-    others: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-
-    @property
-    def required(self) -> frozenset[str]:
-        """Names without which it is not of this kind."""
-        weights = () if self.weights is None or self.weights in self.optional else (self.weights,)
-        return frozenset((self.description, *weights, *self.others))
-
-
-KINDS = {
-    "translator": Kind("manifest.json", "weights.safetensors", ("README.md",)),
-    "controls": Kind("manifest.json", "controls.safetensors"),
-    "calibration": Kind("calibration.json", "gate.safetensors", optional=("gate.safetensors",)),
-    "signature": Kind("statement.json", None, ("model.sig",)),
-}
 
 
 @dataclass(frozen=True)
@@ -69,37 +43,8 @@ class Admitted:
     manifest: Manifest | None
 
 
-Sink = Callable[[str], "Writer"]
+Sink = Callable[[str], Writer]
 Progress = Callable[[int, int], None]
-
-
-class Writer:
-    """Where admitted bytes go, in order; this one drops them."""
-
-    def write(self, data: bytes) -> None:
-        """Takes the next bytes."""
-
-    def close(self) -> None:
-        """All bytes were given: they are durable when this returns."""
-
-
-def kind_of(names: frozenset[str]) -> str:
-    """Which kind of object holds exactly these files; raises Refused."""
-    for kind, spec in KINDS.items():
-        if spec.required <= names - {SUMS} <= spec.required | set(spec.optional):
-            return kind
-    raise Refused(
-        f"expected the files of a translator ({', '.join(sorted(KINDS['translator'].required))}, {SUMS}), "
-        f"a control set, a calibration or a signature; found {', '.join(repr(n)[:60] for n in sorted(names)[:6]) or 'none'}"
-    )
-
-
-def folder_files(folder: Path) -> dict[str, Path]:
-    """Name → path of everything in a folder; raises CorruptFile where it is none."""
-    try:
-        return {entry.name: entry for entry in folder.iterdir()}
-    except (OSError, ValueError) as error:
-        raise CorruptFile(f"{folder}: expected the folder of an asset: {error}") from error
 
 
 def admit(
@@ -114,7 +59,8 @@ def admit(
     """Checks an object given as file name → path and feeds its bytes to `sink`; `name` is for messages.
 
     Every file is opened once, links and special files are refused, and what is hashed and checked is what the sink
-    gets. `bound_to` is digest and manifest of the translator that a control set must fit. Raises CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
+    gets. `bound_to` is digest and manifest of the translator that a control set or calibration must fit. Raises
+    CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
     """
     kind = kind_of(frozenset(files))
     spec = KINDS[kind]
@@ -146,7 +92,7 @@ def admit(
             where = f"{name}/{spec.weights}"
             header = read_safetensors_header(file, size, where, max_tensors=policy.max_tensors)
             _check_weights(header, size, kind, body, manifest, bound_to, where)
-            found = _stream(file, size, header, sink(spec.weights), where, lambda n: progress(done + n, total))
+            found = copy_checked(file, size, header, sink(spec.weights), where, lambda n: progress(done + n, total))
             _same(found, sums[spec.weights], where)
         progress(total, total)
     return Admitted(record, manifest)
@@ -175,10 +121,25 @@ def _check_weights(
         _, maps = check_controls(body, digest, asset, name)
         check_tensors(header, expected_shapes(maps, asset.sender, asset.receiver), name)
         binding = digest_json(body)
+    elif kind == "calibration":
+        _check_calibration(header, body, bound_to, name)
+        binding = digest_json(body)
     else:
         return
     if header.metadata != {"kvbridge": binding}:
         raise CorruptFile(f"{name}: these weights are not of this manifest; fetch or fit it again")
+
+
+def _check_calibration(header: Header, body: Any, bound_to: tuple[str, Manifest] | None, name: str) -> None:
+    """Raises CorruptFile for tensors that are no floating-point ones and for a gate of other models. What its statistics
+    mean is for the gate to check when it loads them."""
+    if odd := sorted({dtype for dtype, _, _ in header.tensors.values()} - set(FLOATS)):
+        raise CorruptFile(f"{name}: expected floating-point tensors, found {', '.join(odd)}")
+    if bound_to is None:
+        return
+    models = (bound_to[1].sender.digest, bound_to[1].receiver.digest)
+    if (body.get("sender"), body.get("receiver")) != models:
+        raise CorruptFile(f"{name}: calibrated on other models than its translator's; calibrate again")
 
 
 def _open(path: Path, name: str, most: int, stack: ExitStack) -> tuple[BinaryIO, int]:
@@ -202,63 +163,6 @@ def _whole(file: BinaryIO, size: int, name: str) -> bytes:
     if len(data) != size:
         raise CorruptFile(f"{name}: {len(data)} bytes, expected {size}; it changed while it was read")
     return data
-
-
-def _stream(file: BinaryIO, size: int, header: Header, writer: Writer, name: str, report: Callable[[int], None]) -> str:
-    """Reads the file from its start: hash (in a thread of its own), finiteness and sink in one pass; returns its SHA-256."""
-    file.seek(0)
-    scan, done = FiniteScan(header), 0
-    skip = size - max((stop for _, _, (_, stop) in header.tensors.values()), default=0)
-    with Hasher() as hasher:
-        while chunk := file.read(min(CHUNK_BYTES, size - done)):
-            hasher.update(chunk)
-            writer.write(chunk)
-            scan.update(chunk[max(0, skip - done) :] if done < skip else chunk)
-            done += len(chunk)
-            report(done)
-        writer.close()
-    if done != size:
-        raise CorruptFile(f"{name}: {done} bytes, expected {size}; it changed while it was read")
-    if scan.bad is not None:
-        raise CorruptFile(f"{name}: holds NaN or infinity")
-    return hasher.digest
-
-
-class Hasher:
-    """SHA-256 of chunks, in a thread where there is more than one; at most three chunks wait. `digest` is set on exit."""
-
-    def __init__(self) -> None:
-        self._state = hashlib.sha256()
-        self._queue: queue.Queue[bytes | None] = queue.Queue(maxsize=3)
-        self._thread: threading.Thread | None = None
-        self._first: bytes | None = None
-        self.digest = ""
-
-    def update(self, chunk: bytes) -> None:
-        """Takes the next bytes."""
-        if self._thread is None and self._first is None:
-            self._first = chunk
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-        self._queue.put(chunk)
-
-    def __enter__(self) -> Hasher:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-        elif self._first is not None:
-            self._state.update(self._first)
-        self.digest = self._state.hexdigest()
-
-    def _run(self) -> None:
-        self._state.update(self._first or b"")
-        while (chunk := self._queue.get()) is not None:
-            self._state.update(chunk)
 
 
 def _same(found: str, expected: str, name: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvbridge.errors import StoreError
 from kvbridge.files import sync_folder
-from kvbridge.registry.admission import Writer
+from kvbridge.registry.stream import Writer
 
 START_BYTES = 16 << 20
 _HINTS = {

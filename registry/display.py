@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbridge.errors import CorruptFile, NotInStore, Refused, UsageError
-from kvbridge.registry.admission import folder_files, kind_of
 from kvbridge.registry.catalog import Entry
 from kvbridge.registry.collect import Plan
 from kvbridge.registry.interchange import mapper_id
+from kvbridge.registry.kinds import folder_files, kind_of
 from kvbridge.registry.refs import Ref
 from kvbridge.registry.store import LocalStore
 

@@ -21,8 +21,9 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 from kvbridge.errors import NotInStore, Refused, TransferFailed
 from kvbridge.files import SUMS
 from kvbridge.geometry import digest_json
-from kvbridge.registry.admission import KINDS, Progress
+from kvbridge.registry.admission import Progress
 from kvbridge.registry.disk import disk_errors, remove_tree
+from kvbridge.registry.kinds import KINDS
 from kvbridge.registry.refs import Ref, check_tag
 from kvbridge.registry.store import LocalStore
 

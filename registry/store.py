@@ -17,10 +17,11 @@ from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, StoreEr
 from kvbridge.files import SUMS, read_json, sync_folder, verify_folder
 from kvbridge.geometry import KVGeometry
 from kvbridge.manifest import Manifest
-from kvbridge.registry.admission import KINDS, Admitted, Policy, Progress, admit, folder_files, kind_of
+from kvbridge.registry.admission import Admitted, Policy, Progress, admit
 from kvbridge.registry.catalog import Catalog, Entry
 from kvbridge.registry.collect import Plan, execute, make_plan
 from kvbridge.registry.disk import Disk, FileWriter, disk_errors, tree_bytes
+from kvbridge.registry.kinds import KINDS, folder_files, kind_of
 from kvbridge.registry.records import DIGEST, Record, record_of
 from kvbridge.registry.refs import Ref, Refs, check_tag
 from kvbridge.registry.signing import Statement, verify_statement

@@ -13,6 +13,7 @@ from kvbridge.card import model_card
 from kvbridge.files import publish_folder
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
 from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, GroupEntry, Manifest, MapEntry, expected_shapes
+from kvbridge.registry.records import CALIBRATION_SCHEMA
 
 
 def geometry(name: str, *, heads: int = 2, width: int = 4, layers: int = 2, commit: str = "") -> KVGeometry:
@@ -123,4 +124,22 @@ def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
             "controls.safetensors": save(tensors, metadata={"kvbridge": digest_json(body)}),
         },
     )
+    return path
+
+
+def calibration(
+    path: Path, translator: str, *, tensors: Any = None, change: Any = None, binding: str | None = None
+) -> Path:
+    """Writes what binds a calibration to an asset made with the default geometries; not what a gate could load."""
+    ours, theirs = geometry("org/sender"), geometry("org/receiver", width=6)
+    body = {
+        "schema": CALIBRATION_SCHEMA,
+        "translator": translator,
+        "sender": ours.digest,
+        "receiver": theirs.digest,
+        **(change or {}),
+    }
+    tensors = {"factor": np.ones((2, 3), np.float32)} if tensors is None else tensors
+    gate = save(tensors, metadata={"kvbridge": binding or digest_json(body)})
+    publish_folder(path, {"calibration.json": json.dumps(body).encode(), "gate.safetensors": gate})
     return path

@@ -15,10 +15,12 @@ import zipfile
 import numpy as np
 import pytest
 
-from kvbridge.errors import CorruptFile, FileError, Refused, UnknownSchema
+from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, UnknownSchema
 from kvbridge.files import SUMS, parse_json, sums_of
-from kvbridge.registry.admission import MAX_PARSE_BYTES, Policy, admit, folder_files
+from kvbridge.registry.admission import MAX_PARSE_BYTES, Policy, admit
 from kvbridge.registry.finite import FiniteScan
+from kvbridge.registry.kinds import folder_files
+from kvbridge.registry.store import LocalStore
 from tests.registry import assets
 
 CHUNK_BYTES = 1 << 20
@@ -280,7 +282,7 @@ def test_reading_json_stays_within_twice_the_declared_memory(tmp_path, sort):
 
 def test_admission_holds_chunks_not_files(tmp_path, monkeypatch):
     """The memory of a check does not grow with the weights: some chunks, of whatever size."""
-    monkeypatch.setattr("kvbridge.registry.admission.CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("kvbridge.registry.stream.CHUNK_BYTES", CHUNK_BYTES)
     sender, receiver = assets.geometry("a/s", width=256), assets.geometry("a/r", width=256)
     folder = assets.build(tmp_path / "big", sender, receiver, dtype=np.float64)
     size = (folder / "weights.safetensors").stat().st_size
@@ -301,7 +303,7 @@ def test_a_file_that_changes_while_it_is_read(store, asset, monkeypatch):
             file.truncate(100)
         real(self, data)
 
-    monkeypatch.setattr("kvbridge.registry.admission.CHUNK_BYTES", 256)
+    monkeypatch.setattr("kvbridge.registry.stream.CHUNK_BYTES", 256)
     monkeypatch.setattr(FiniteScan, "update", update)
     refused(store, asset, "changed while", FileError)
 
@@ -318,16 +320,31 @@ def test_controls_that_fit_another_translator_are_refused(store, asset, newer, t
 
 
 def test_a_calibration_is_bound_and_its_gate_is_checked(store, asset, tmp_path):
-    from safetensors.numpy import save
-
     ref = store.publish(asset)
-    body = {"schema": "kvbridge.calibration/1", "translator": ref.digest, "alpha": 0.02}
-    raw = json.dumps(body).encode()
-    alone = store.attach(write(tmp_path / "alone", {"calibration.json": raw}), tag="alone")
-    gate = {"calibration.json": raw, "gate.safetensors": save({"u": np.ones((2, 3), np.float32)})}
-    both = store.attach(write(tmp_path / "both", gate))
-    assert store.attached(ref.digest, "calibration") == store.path(both.digest)
-    assert store.attached(ref.digest, "calibration", "alone") == store.path(alone.digest)
-    gate["gate.safetensors"] = save({"u": np.full(2, np.nan, np.float32)})
-    with pytest.raises(CorruptFile, match="NaN"):
-        store.attach(write(tmp_path / "nan", gate))
+    sound = assets.calibration(tmp_path / "sound", ref.digest)
+    assert store.attached(ref.digest, "calibration") is None
+    found = store.attach(sound)
+    assert store.attached(ref.digest, "calibration") == store.path(found.digest)
+    for name, match, options in (
+        ("nan", "NaN", {"tensors": {"factor": np.full(2, np.nan, np.float32)}}),
+        ("integers", "floating-point", {"tensors": {"factor": np.ones(2, np.int32)}}),
+        ("unbound", "not of this manifest", {"binding": "0" * 64}),
+        ("other", "other models", {"change": {"receiver": "0" * 64}}),
+        ("older", "expected schema", {"change": {"schema": "kvbridge.calibration/1"}}),
+        ("nobody", "NotInStore|not in the store", {"change": {"translator": "0" * 64}}),
+    ):
+        with pytest.raises((CorruptFile, UnknownSchema, NotInStore), match=match):
+            store.attach(assets.calibration(tmp_path / name, ref.digest, **options), tag=name)
+    (sound / "gate.safetensors").unlink()
+    with pytest.raises(Refused, match="expected the files"):
+        store.attach(sound)
+    assert [r.tag for r in store.bound(ref.digest)] == ["main"]
+
+
+def test_a_calibration_is_bounded(tmp_path, asset):
+    for policy in (Policy(max_tensors=4), Policy(max_weights_bytes=2000)):
+        store = LocalStore(tmp_path / "home", policy)
+        ref = LocalStore(store.home).publish(asset)
+        many = {f"t{i}": np.ones(100, np.float32) for i in range(8)}
+        with pytest.raises((CorruptFile, Refused), match="more than the"):
+            store.attach(assets.calibration(tmp_path / str(policy.max_tensors), ref.digest, tensors=many))

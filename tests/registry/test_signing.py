@@ -7,8 +7,9 @@ import json
 import pytest
 
 from kvbridge.errors import Refused, UsageError
-from kvbridge.registry.admission import Policy, folder_files
+from kvbridge.registry.admission import Policy
 from kvbridge.registry.hub import Hub
+from kvbridge.registry.kinds import folder_files
 from kvbridge.registry.signing import sign, verify_statement
 from kvbridge.registry.store import LocalStore
 
