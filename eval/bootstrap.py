@@ -5,7 +5,7 @@ ratio of two sums over items (a mean is a sum over a count, a recovery a differe
 so one pair of columns per item is all the state there is, and a matrix product of resampling weights with
 per-document sums gives all replicates.
 
-Three methods share that form; `studentised` is the one used. Simulated coverage of each: `python -m
+Three methods share that form; `studentised` is the one used, alone in having p-values without a floor. Simulated coverage of each: `python -m
 kvbridge.eval.coverage`.
 """
 
@@ -26,6 +26,10 @@ Floats = NDArray[np.float64]
 REPETITIONS = 2000
 _CACHED_WEIGHTS = 4_000_000
 _LEAST_VARIANCE = 0.4**2
+TAIL = 10
+"""Replicates beyond the observed value below which a p-value is read from the fitted tail instead of counted."""
+RESOLVED = 2 * (TAIL + 1) / (REPETITIONS + 1)
+"""Two-sided p-values below this come from the tail, not from counting."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,6 @@ def _residual_error(sums: Floats, ratio: float) -> float:
     return float(np.sqrt(clusters / (clusters - 1) * ((residual - residual.mean()) ** 2).sum()))
 
 
-def standard_error(sums: Floats) -> float:
-    """Linearised (Taylor) standard error of the ratio of column sums of `sums` `[clusters, 2]`."""
-    total = sums.sum(axis=0)
-    return _residual_error(sums, total[0] / total[1]) / abs(total[1]) if len(sums) > 1 else float("nan")
-
-
 def _percentile(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tuple[Floats, float]:
     """Efron's percentile interval: quantiles of the replicates. Too short for skewed ratios."""
     totals = resampled(sums, repetitions, seed)
@@ -159,8 +157,26 @@ def _studentised(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tu
     centred = sums - sums.mean(axis=0)
     spread = clusters / (clusters - 1) * centred.T @ centred
     observed = total[0] / error if (error := _residual_error(sums, 0.0)) > 0 else np.copysign(np.inf, total[0])
-    p = _two_sided((pivots <= observed).sum(), (pivots >= observed).sum(), len(pivots))
-    return np.array([_solve(total, spread, high), _solve(total, spread, low)]), p
+    return np.array([_solve(total, spread, high), _solve(total, spread, low)]), _tailed(pivots, observed)
+
+
+def _tailed(pivots: Floats, observed: float) -> float:
+    """Two-sided p of `observed` among bootstrap `pivots` `[replicates]`, with no floor at 2/(replicates + 1).
+
+    Counted while at least TAIL replicates lie beyond. Further out the tail is a power law through the quantiles of the
+    TAIL and of the 10 TAIL outermost replicates (Hill's idea with two order statistics): heavier than the normal's or
+    Student's tail beyond these points, so what it says is on the safe side also for skewed documents.
+    """
+    below, above, count = int((pivots <= observed).sum()), int((pivots >= observed).sum()), len(pivots)
+    counted = _two_sided(below, above, count)
+    if min(below, above) >= TAIL or count < 40 * TAIL:
+        return counted
+    outwards = np.sort((1.0 if above < below else -1.0) * pivots)[::-1]
+    near, edge, reached = outwards[10 * TAIL - 1], outwards[TAIL - 1], abs(observed)
+    if not 0 < near < edge <= reached:
+        return counted
+    exponent = np.log(10) / np.log(edge / near)
+    return float(2 * (TAIL + 1) / (count + 1) * (edge / reached) ** exponent)
 
 
 def _solve(total: Floats, spread: Floats, quantile: float) -> float:

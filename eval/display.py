@@ -62,6 +62,21 @@ def label(condition: str) -> str:
     return LABELS.get(route, route.replace("_", " ")) + (f", tail {tail}" if tail > 1 else "")
 
 
+PREDICTORS = {
+    "end_match": "token ends that match",
+    "loss_gap": "sender's loss over the receiver's, nats per character",
+    "cka": "CKA of the most similar layers",
+    "cca": "CCA of the same layers",
+    "r2_tokens": "R² from the receiver's tokens alone",
+    "r2_gain": "R² that a sender layer adds",
+}
+
+
+def predictor(name: str) -> str:
+    """What a predictor is, in words."""
+    return PREDICTORS.get(name, name.replace("_", " "))
+
+
 def role(condition: str) -> str:
     """`subject`, `ceiling` (the two denominators) or `control`."""
     if condition in ("native", "sender"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -89,8 +89,10 @@ def run_pair(
     controls: Path | None = None,
     progress: Any = None,
     processes: int = 1,
+    predictors: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Evaluates an asset into `out` and returns the summary; a cut run continues.
+    """Evaluates an asset into `out` and returns the summary; a cut run continues. `predictors`: what was known of the pair
+    before fitting, for the report.
 
     `processes` > 1 share the items, each with its own models and one thread (on the CPU, without a gate).
     """
@@ -102,6 +104,7 @@ def run_pair(
         "timings": fitted.timings or {},
         "r2": _heat(asset),
         "attention_cosine": asset.manifest.scores["attention_cosine"],
+        "predictors": dict(predictors or {}),
     }
     with ExitStack() as stack:
         compute = None

@@ -1,7 +1,7 @@
 """The report: one HTML file without scripts or network, and the same in Markdown.
 
 Everything shown is in the summary or in the rows; `meta` (a run's `run.json`) adds what neither can hold: `r2` [receiver
-layers, sender layers], `attention_cosine` [receiver layers], `command`, `versions`, `dates`.
+layers, sender layers], `attention_cosine` [receiver layers], `predictors` (name → value), `command`, `versions`, `dates`.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def render_html(
         badge=_BADGES.get(summary["verdict"], ("no", "")),
         tasks=display.TASKS,
         role=display.role,
+        predictor=display.predictor,
         metrics=display.columns(summary),
         names=ordered(summary["conditions"]),
         ordered=ordered,
@@ -122,6 +123,7 @@ def render_html(
         gates=gate_lines(rows),
         worst=worst_items(rows, texts),
         command=meta.get("command"),
+        predictors={name: meta["predictors"][name] for name in sorted(meta.get("predictors") or {})},
         versions=dict(meta.get("versions") or {}),
         timings=dict(summary["timings"]),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +12,29 @@ import numpy as np
 import torch
 
 from kvbridge.bridge import Bridge
-from kvbridge.errors import EvalError, FitError
-from kvbridge.eval.items import RawItem
+from kvbridge.errors import EvalError, KVBridgeError
+from kvbridge.eval.items import RawItem, text_of
 from kvbridge.eval.latency import break_even, longest_text, measure_latency
 from kvbridge.eval.pair import ASSET, fitted_asset, run_pair
 from kvbridge.eval.run import make_items
+from kvbridge.eval.screen_data import Data
 from kvbridge.eval.screening import Screened, screening_summary
-from kvbridge.eval.similarity import linear_cka, r2_over_tokens
+from kvbridge.eval.similarity import canonical_correlations, linear_cka, r2_over_tokens
 from kvbridge.eval.start import forward
 from kvbridge.files import write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.rows import TextBatch, cut, pair_rows
 from kvbridge.fitting.select import relative_order
+from kvbridge.geometry import digest_json
 from kvbridge.models import Model
 from kvbridge.prefill import capture_batch
 
-SEQUENCES = 16
 SEQUENCE_TOKENS = 256
 ROWS = 1200
-
-
-@dataclass(frozen=True)
-class Data:
-    """What a screening uses: documents to fit on (with their splits) and rows to make held-out items of."""
-
-    documents: Sequence[Document]
-    raws: Sequence[RawItem]
-
-    def probe(self) -> list[Document]:
-        """The first training documents: predictors never see what is reported."""
-        return list(itertools.islice((d for d in self.documents if d.split in (None, "train")), SEQUENCES))
+PREDICTORS = ("end_match", "loss_gap", "cka", "cca", "r2_tokens", "r2_gain")
+EXPECTED = (KVBridgeError, torch.OutOfMemoryError)
+"""What may be wrong with one pair without being a bug."""
 
 
 @torch.no_grad()
@@ -52,7 +43,8 @@ def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) ->
 
     `end_match`: share of receiver token ends that a sender token end meets. `loss_gap`: sender's minus receiver's own
     loss in nats per character (above 0: the receiver is the better model). `cka`: debiased linear CKA of each receiver
-    layer's K and V with the most similar sender layer's, averaged. `r2_tokens`: held-out R² of three receiver layers
+    layer's K and V with the most similar sender layer's, averaged; `cca`: mean canonical correlation of these same pairs
+    of layers (in-sample: unrelated layers score above 0, too; NaN with too few tokens). `r2_tokens`: held-out R² of three receiver layers
     from the receiver's embeddings alone; `r2_gain`: what the nearest sender layer adds to it.
     """
     if len(documents) < 4:
@@ -72,11 +64,13 @@ def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) ->
     depth_s, depth_r = len(sender.layers), len(receiver.layers)
     assert right.hidden is not None
     tokens = _rows(right.hidden[:, :, None], rows[1])
-    similar = [
-        max(linear_cka(at(left.layers, i, name, 0), at(right.layers, j, name, 1)) for i in range(depth_s))
-        for j in range(depth_r)
-        for name in ("k", "v")
-    ]
+    similar, correlated = [], []
+    for j in range(depth_r):
+        for name in ("k", "v"):
+            target = at(right.layers, j, name, 1)
+            alike = [linear_cka(at(left.layers, i, name, 0), target) for i in range(depth_s)]
+            similar.append(max(alike))
+            correlated.append(_mean_correlation(at(left.layers, int(np.argmax(alike)), name, 0), target))
     alone, gains = [], []
     for j in sorted({depth_r // 4, depth_r // 2, (3 * depth_r) // 4}):
         near = relative_order(depth_s, j / max(1, depth_r - 1))[0]
@@ -88,9 +82,19 @@ def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) ->
         "end_match": pairing.exact / max(1, pairing.covered),
         "loss_gap": loss_per_character(sender, documents) - loss_per_character(receiver, documents),
         "cka": float(np.mean(similar)),
+        "cca": float(np.mean(correlated)),
         "r2_tokens": float(np.mean(alone)),
         "r2_gain": float(np.mean(gains)),
     }
+
+
+def _mean_correlation(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+    """Mean canonical correlation; NaN where there are too few rows for one."""
+    try:
+        found = canonical_correlations(x, y)
+    except EvalError:
+        return float("nan")
+    return float(found.mean()) if len(found) else float("nan")
 
 
 @torch.no_grad()
@@ -124,7 +128,8 @@ def screen(
 ) -> dict[str, Any]:
     """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes `out/screening.json`.
 
-    A cut run continues: fitted assets and finished rows stay. Pairs that a fit refuses are listed with the reason.
+    A cut run continues: fitted assets and finished rows stay. A pair that is refused (by the fit, by what stands in its
+    folder, for want of memory or items) is listed with the reason, and the others go on.
     """
     names = [model.name for model in models]
     if len(models) < 2 or len(set(names)) != len(names):
@@ -134,21 +139,26 @@ def screen(
     for sender, receiver in itertools.permutations(models, 2):
         folder = out / f"{_plain(sender.name)}__{_plain(receiver.name)}"
         say(f"{sender.name} → {receiver.name}")
-        before = _predicted(folder, sender, receiver, data)
+        before: dict[str, float] = {}
+        try:
+            before = _predicted(folder, sender, receiver, data)
+        except EXPECTED as error:
+            say(f"no predictors: {error}")
         if predict_only:
             found.append(Screened(sender.name, receiver.name, before, refused="predicted only"))
             continue
         try:
             fitted = fitted_asset(sender, receiver, data.documents, folder, config, say=say)
-        except FitError as error:
+            made, excluded = make_items(data.raws, sender, receiver, limit=items)
+            summary = run_pair(
+                sender, receiver, fitted, made, folder, command=command, excluded=excluded, progress=progress,
+                processes=processes, predictors=before,
+            )  # fmt: skip
+            tokens = _break_even(folder, fitted.asset, sender, receiver, data.raws) if latency else None
+        except EXPECTED as error:
+            say(f"refused: {error}")
             found.append(Screened(sender.name, receiver.name, before, refused=str(error)))
             continue
-        made, excluded = make_items(data.raws, sender, receiver, limit=items)
-        summary = run_pair(
-            sender, receiver, fitted, made, folder, command=command, excluded=excluded, progress=progress,
-            processes=processes,
-        )  # fmt: skip
-        tokens = _break_even(folder, fitted.asset, sender, receiver, data.raws) if latency else None
         size = sum(p.stat().st_size for p in (folder / ASSET).iterdir())
         found.append(Screened(sender.name, receiver.name, before, summary, size, tokens))
     result = screening_summary(found)
@@ -159,12 +169,13 @@ def screen(
 def _predicted(folder: Path, sender: Model, receiver: Model, data: Data) -> dict[str, float]:
     """Predictors of a pair, kept in `predictors.json` so that a cut run does not compute them again."""
     path = folder / "predictors.json"
-    key = [sender.geometry.digest, receiver.geometry.digest]
+    probe = data.probe()
+    key = [sender.geometry.digest, receiver.geometry.digest, digest_json([PREDICTORS, *(d.text for d in probe)])]
     if path.exists():
         known = json.loads(path.read_text("utf-8"))
         if known.get("pair") == key:
             return dict(known["predictors"])
-    value = predictors(sender, receiver, data.probe())
+    value = {k: v for k, v in predictors(sender, receiver, probe).items() if np.isfinite(v)}
     write_file(path, (json.dumps({"pair": key, "predictors": value}, indent=1, sort_keys=True) + "\n").encode())
     return value
 
@@ -173,14 +184,24 @@ def _break_even(folder: Path, asset: Any, sender: Model, receiver: Model, raws: 
     """Break-even prompt length, measured once and kept in `latency.json`; None where a handoff is never faster."""
     path = folder / "latency.json"
     if not path.exists():
-        texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
         rows = measure_latency(
-            Bridge(asset, sender=sender, receiver=receiver), longest_text(receiver, texts, 2048), repeats=3
+            Bridge(asset, sender=sender, receiver=receiver), longest_text(receiver, _texts(raws), 2048), repeats=3
         )
         body = {"latency": [row.to_json() for row in rows], "break_even_tokens": break_even(rows)}
         write_file(path, (json.dumps(body, indent=1) + "\n").encode())
     found = json.loads(path.read_text("utf-8"))["break_even_tokens"]
     return None if found is None else int(found)
+
+
+def _texts(raws: Iterable[RawItem]) -> list[str]:
+    """Running text of the rows that have one."""
+    found = []
+    for raw in raws:
+        try:
+            found.append(text_of(raw))
+        except EvalError:
+            continue
+    return found
 
 
 def _rows(tensor: torch.Tensor, at: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -18,12 +18,14 @@ from scipy import stats
 
 from kvbridge.errors import EvalError
 from kvbridge.eval import display
+from kvbridge.eval.bootstrap import RESOLVED
 from kvbridge.eval.statistics import Refused, holm
 from kvbridge.eval.table import number
 from kvbridge.eval.verdict import CASCADE, GATE, PREFILL, TRANSLATE
 
 PAIRS_FOR_CORRELATION = 10
 SCREENING_SCHEMA = 1
+EXTRAPOLATED = f"p below {RESOLVED:.3f}, finer than the resamples count: read from their tail, on the safe side"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def contrast_p(summary: Mapping[str, Any], against: str) -> tuple[float | None, 
 def pair_rows(pairs: Sequence[Screened], *, level: float = 0.05) -> list[dict[str, Any]]:
     """One dict per pair, best verdict and recovery first, with `p_holm` over all pairs that were evaluated.
 
-    `survives` says whether the pair's difference to the sender (in either direction) still stands at `level` after Holm;
+    `p_extrapolated`: the pair's p is smaller than what resampling resolves and was read from the fitted tail. `survives` says whether the pair's difference to the sender (in either direction) still stands at `level` after Holm;
     a `translate` verdict that does not is shown as uncertain, not changed. Raises EvalError for a pair given twice.
     """
     names = [(pair.sender, pair.receiver) for pair in pairs]
@@ -76,6 +78,7 @@ def pair_rows(pairs: Sequence[Screened], *, level: float = 0.05) -> list[dict[st
                 "over_sender": tests[index][0],
                 "p_holm": number(p_holm),
                 "survives": p_holm is not None and p_holm < level,
+                "p_extrapolated": index in adjusted and float(tests[index][1] or 0.0) < RESOLVED,
                 "prefill_share": translated.get("prefill_share"),
                 "break_even_tokens": number(pair.break_even_tokens),
                 "asset_bytes": pair.asset_bytes,
@@ -180,7 +183,10 @@ def _or_nan(value: float | None) -> float:
 
 def screening_table(summary: Mapping[str, Any]) -> Table:
     """One row per pair for the terminal, the fleet's bytes in the caption."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=summary["fleet"]["words"])
+    caption = summary["fleet"]["words"]
+    if any(row["p_extrapolated"] for row in summary["pairs"]):
+        caption += f"\n* {EXTRAPOLATED}"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
     table.caption_justify = "left"
     for name in ("sender → receiver", "verdict"):
         table.add_column(name)
@@ -193,7 +199,7 @@ def screening_table(summary: Mapping[str, Any]) -> Table:
             row["verdict"] or row["reason"],
             display.figure({"value": row["recovery"], "ci": row["recovery_ci"]}, "percent"),
             display.number(row["over_sender"], "loss", signed=True),
-            display.number(row["p_holm"], "p"),
+            display.number(row["p_holm"], "p") + ("*" if row["p_extrapolated"] else ""),
             "–" if tokens is None else f"{tokens:,.0f} tokens",
             "–" if asset is None else size(asset),
         )

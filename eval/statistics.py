@@ -225,17 +225,6 @@ def items_for_half_width(result: Interval, items: int, half_width: float = 0.02)
     return max(1, int(np.ceil(items * ((result.high - result.low) / 2 / half_width) ** 2 - 1e-9)))
 
 
-def items_for_discordance(only_first: float, only_second: float, half_width: float = 0.02) -> int:
-    """The same before anything was measured, from the expected shares of discordant pairs, items independent.
-
-    `n = z² (b + c − (b − c)²) / h²`: the variance of a paired difference of proportions.
-    """
-    if min(only_first, only_second) < 0 or only_first + only_second > 1:
-        raise EvalError(f"discordant shares must be ≥ 0 and sum to ≤ 1, found {only_first} and {only_second}")
-    variance = only_first + only_second - (only_first - only_second) ** 2
-    return max(1, int(np.ceil(float(stats.norm.ppf(0.975)) ** 2 * variance / half_width**2)))
-
-
 def holm(p_values: ArrayLike) -> Floats:
     """Holm's adjusted p-values (1979) `[tests]`: `max_{j≤i} min(1, (m − j + 1) p_(j))`, p ascending."""
     p = _array(p_values)

@@ -19,7 +19,7 @@ import kvbridge
 from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.cli import emit, say, table
-from kvbridge.errors import UsageError
+from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.conditions import CONDITIONS
 from kvbridge.eval.display import Terminal
 from kvbridge.eval.items import demo_rows, read_raw
@@ -27,12 +27,13 @@ from kvbridge.eval.latency import Latency, break_even, longest_text, measure_lat
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.plans import parsed
 from kvbridge.eval.run import REPORT, make_items
-from kvbridge.eval.screen import Data as ScreenData
 from kvbridge.eval.screen import screen
+from kvbridge.eval.screen_data import SEQUENCES, screen_data
+from kvbridge.eval.screen_data import Data as ScreenData
 from kvbridge.eval.screening import screening_table
 from kvbridge.eval.tasks import TASKS
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import Document, read_documents, split_of
+from kvbridge.fitting.data import Document, read_documents
 from kvbridge.fitting.memory import check_memory, plan_memory
 from kvbridge.gates.calibration import load_calibration
 from kvbridge.gates.policy import CalibratedGate
@@ -174,26 +175,32 @@ def run_screen(
 ) -> None:  # fmt: skip
     """`kvbridge screen`."""
     models = loaded(names, device)
-    documents = list(read_documents(data or DEMO_TEXTS))
     if data is None:
-        raws = [*demo_rows("test"), *demo_rows("recall")]
+        given = ScreenData(list(read_documents(DEMO_TEXTS)), [*demo_rows("test"), *demo_rows("recall")])
     else:
-        held_out = {d.id for d in documents if split_of(d, config.fractions) == "test"}
-        raws = [raw for raw in read_raw(data) if raw.id in held_out]
+        given = screen_data(data, config.fractions)
     result = screen(
-        models, ScreenData(documents, raws), out, command=" ".join(["kvbridge", *sys.argv[1:]]), config=config, items=items,
+        models, given, out, command=" ".join(["kvbridge", *sys.argv[1:]]), config=config, items=items,
         predict_only=predict_only, latency=latency, say=say, progress=counted("items"), processes=processes,
     )  # fmt: skip
     if as_json:
         emit(result)
-        return
+    else:
+        show_screening(result)
+    if not predict_only and all(row["verdict"] is None for row in result["pairs"]):
+        raise EvalError(f"no pair could be measured: {result['pairs'][0]['reason']}")
+
+
+def show_screening(result: dict[str, Any]) -> None:
+    """A screening for people: outcomes, predictors, and how these are related where pairs suffice."""
     Console().print(screening_table(result))
-    predicted = sorted(result["pairs"][0]["predictors"])
+    predicted = sorted({name for row in result["pairs"] for name in row["predictors"]})
+    shown = lambda value: "–" if value is None else f"{value:.3f}"  # noqa: E731
     table(
-        "before fitting, from 16 sequences",
+        f"before fitting, from {SEQUENCES} sequences",
         ["pair", *predicted],
         [
-            [f"{row['sender']} → {row['receiver']}", *(f"{row['predictors'][name]:.3f}" for name in predicted)]
+            [f"{row['sender']} → {row['receiver']}", *(shown(row["predictors"].get(name)) for name in predicted)]
             for row in result["pairs"]
         ],
     )

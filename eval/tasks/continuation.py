@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.items import Item, RawItem
+from kvbridge.eval.items import Item, RawItem, chance_of, conversation_of
 from kvbridge.eval.start import Start
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
 from kvbridge.models import Model
@@ -23,7 +23,7 @@ class Continuation:
 
     def items(self, raw: RawItem, receiver: Model) -> list[Item]:
         """The beginning of each window and what follows it; EvalError where the text is too short for one."""
-        text = raw.body.get("text")
+        text, chance = raw.body.get("text"), chance_of(raw)
         if not isinstance(text, str):
             raise EvalError(f"{raw.id}: expected a text, found columns {', '.join(raw.body)}")
         found: list[Item] = []
@@ -39,7 +39,7 @@ class Continuation:
             found.append(
                 Item(
                     name, raw.document, self.name, text[:start], (text[start:end],),
-                    conversation=raw.body.get("conversation"),
+                    chance=chance, conversation=conversation_of(raw),
                 )
             )  # fmt: skip
             text = text[end + 1 :]

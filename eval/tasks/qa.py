@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from dataclasses import dataclass
 
-from kvbridge.eval.items import Item, RawItem, prompt_and_answers
+from kvbridge.eval.items import Item, RawItem, question_item
 from kvbridge.eval.start import Start
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
 from kvbridge.models import Model
@@ -22,8 +22,7 @@ class QuestionAnswering:
 
     def items(self, raw: RawItem, receiver: Model) -> list[Item]:
         """From context, question and answers; raises EvalError where one is missing."""
-        prompt, answers = prompt_and_answers(raw)
-        return [Item(raw.id, raw.document, self.name, prompt, answers, conversation=raw.body.get("conversation"))]
+        return [question_item(raw, self.name)]
 
     def score(self, item: Item, start: Start) -> Scored:
         """Exact match and F1 of the generated line; nats of the first accepted answer."""

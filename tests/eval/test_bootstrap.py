@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -10,8 +11,9 @@ from scipy import stats
 
 from kvbridge.errors import EvalError
 from kvbridge.eval import coverage
-from kvbridge.eval.bootstrap import METHODS, cluster_sums, ratio_interval, resampled, standard_error
+from kvbridge.eval.bootstrap import METHODS, RESOLVED, ratio_interval, resampled
 from kvbridge.eval.coverage import Scenario, simulate
+from kvbridge.eval.statistics import holm
 
 RNG = np.random.default_rng(3)
 
@@ -61,12 +63,6 @@ def test_studentised_is_students_interval_for_many_normal_documents() -> None:
     ours = ratio_interval(values, np.ones(400), [f"{i}" for i in range(400)], repetitions=20_000)
     low, high = stats.t.interval(0.95, 399, values.mean(), stats.sem(values))
     assert (ours.low, ours.high) == pytest.approx((low, high), abs=0.05 * (high - low))
-
-
-def test_standard_error_of_a_mean_is_the_textbook_one() -> None:
-    values = np.random.default_rng(2).normal(5, 2, 50)
-    sums = cluster_sums(values, np.ones(50), [f"{i}" for i in range(50)])
-    assert standard_error(sums) == pytest.approx(stats.sem(values), rel=1e-12)
 
 
 def test_correlated_items_widen_the_interval() -> None:
@@ -166,3 +162,34 @@ def test_simulated_coverage_in_its_quick_form(statistic: str, sizes: str) -> Non
     """300 repetitions, ±3 standard errors are ±3.8 points; `kvbridge.eval.coverage` is the full form."""
     held = simulate(Scenario(statistic, 50, sizes, 0.3), 300, methods=("studentised",))["studentised"]
     assert 0.912 <= held <= 0.99
+
+
+def test_p_has_no_floor_and_holm_over_many_pairs_can_pass() -> None:
+    """56 pairs of 8 models: 2,000 resamples alone cannot give a p below 0.001, and 56 of these are above 0.05."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(56):
+        values = rng.normal(1.2, 1, 60)
+        p = ratio_interval(values, np.ones(60), [f"{i}" for i in range(60)]).p
+        exact = stats.ttest_1samp(values, 0).pvalue
+        assert exact < p < RESOLVED, "beyond the resamples the tail says less than Student's, never more"
+        found.append(p)
+    assert (holm(found) < 0.05).all()
+
+
+def test_p_falls_as_the_effect_grows_across_the_resolution() -> None:
+    values = np.random.default_rng(1).normal(0, 1, 80)
+    p = [ratio_interval(values + s, np.ones(80), [f"{i}" for i in range(80)]).p for s in np.linspace(0.2, 1.5, 40)]
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(p))
+    assert p[0] > RESOLVED > p[-1]
+    mirrored = ratio_interval(-values - 1.0, np.ones(80), [f"{i}" for i in range(80)]).p
+    assert 0 < mirrored < RESOLVED
+
+
+def test_small_p_values_are_rare_without_an_effect() -> None:
+    """Skewed documents, 1,500 samples: p < 0.005 at most 0.9 % of the time (three standard errors above 0.5 % is 1.05 %)."""
+    rng = np.random.default_rng(2)
+    names = [f"{i}" for i in range(40)]
+    p = [ratio_interval(rng.exponential(size=40) - 1, np.ones(40), names).p for _ in range(1500)]
+    assert np.mean(np.array(p) < 0.005) <= 0.0105
+    assert np.mean(np.array(p) < 0.0005) <= 0.0022

@@ -18,13 +18,12 @@ from kvbridge.eval.latency import Latency, break_even, measure_latency
 from kvbridge.eval.pair import Fitted, run_pair
 from kvbridge.eval.plans import DEFAULT
 from kvbridge.eval.run import evaluate, finish, make_items
-from kvbridge.eval.screen import Data, predictors, screen
 from kvbridge.eval.setup import Setup
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import compare
 from kvbridge.eval.tasks.continuation import Continuation
 from kvbridge.eval.tasks.qa import f1, normalise
-from tests.fitting.pairs import documents, fitted, receiver, sender
+from tests.fitting.pairs import fitted, receiver, sender
 from tests.models import TEXT, random_texts
 
 
@@ -155,6 +154,11 @@ def test_items_beyond_a_models_positions_are_counted_out_and_the_rest_goes_on(tm
         ({"answer": ""}, "non-empty answer"),
         ({"answers": []}, "text, or with context"),
         ({"text": "too short"}, "needs"),
+        ({"text": "too short", "chance": 2}, "chance from 0 to 1"),
+        ({"answer": " x", "chance": -0.1}, "chance from 0 to 1"),
+        ({"answers": [" x"], "chance": 1.5}, "chance from 0 to 1"),
+        ({"answers": [" x"], "chance": float("nan")}, "chance from 0 to 1"),
+        ({"options": [" a", " b"], "label": 0, "chance": True}, "chance from 0 to 1"),
         ({"task": "none-such", "text": "x"}, "expected task"),
     ],
 )
@@ -234,40 +238,6 @@ def test_latency_is_measured_at_lengths_that_fit() -> None:
     rows = measure_latency(setup().bridge, TEXT * 4, lengths=(16, 64, 100_000), repeats=1)
     assert [row.tokens for row in rows] == [16, 64]
     assert all(row.ratio > 0 for row in rows)
-
-
-def test_predictors_tell_the_same_model_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = predictors(sender(), receiver(), documents()[:8])
-    assert set(found) == {"end_match", "loss_gap", "cka", "r2_tokens", "r2_gain"}
-    assert found["end_match"] == 1
-    own = predictors(receiver(), receiver(), documents()[:8])
-    assert own["cka"] == pytest.approx(1)
-    assert own["loss_gap"] == 0
-    assert own["r2_gain"] > found["r2_gain"]
-
-
-def test_a_screening_covers_all_ordered_pairs_and_continues(tmp_path: Path) -> None:
-    raws = [RawItem(f"t{i}", f"d{i}", {"text": text}) for i, text in enumerate(random_texts(3, 900))]
-    monkey = Continuation(context=24, continuation=6)
-    before, TASKS["continuation"] = TASKS["continuation"], monkey
-    try:
-        said: list[str] = []
-        options: dict[str, Any] = {
-            "command": "x", "config": kvbridge.FitConfig(layers=1, batch_tokens=512, cosine_documents=1), "items": 3,
-            "latency": False, "say": said.append,
-        }  # fmt: skip
-        result = screen([sender(), receiver()], Data(documents(), raws), tmp_path, **options)
-        assert {(r["sender"], r["receiver"]) for r in result["pairs"]} == {
-            (sender().name, receiver().name), (receiver().name, sender().name),
-        }  # fmt: skip
-        assert "2 × 1 = 2" in result["fleet"]["words"]
-        assert "refused" in result["correlation_with_recovery"]
-        files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("weights.safetensors")}
-        assert len(files) == 2
-        screen([sender(), receiver()], Data(documents(), raws), tmp_path, **options)
-        assert files == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("weights.safetensors")}
-    finally:
-        TASKS["continuation"] = before
 
 
 def test_an_asset_on_disk_is_evaluated_by_its_own_controls(tmp_path: Path) -> None:

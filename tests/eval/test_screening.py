@@ -10,6 +10,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from kvbridge.errors import EvalError
+from kvbridge.eval.bootstrap import RESOLVED
 from kvbridge.eval.rows import Row
 from kvbridge.eval.screening import (
     Screened,
@@ -60,6 +61,19 @@ def test_p_values_are_adjusted_over_the_pairs_that_were_evaluated(fleet: list[Sc
         wanted = expected.get((row["sender"], row["receiver"]))
         assert row["p_holm"] == (None if wanted is None else pytest.approx(wanted, rel=1e-5))
         assert row["survives"] == (wanted is not None and wanted < 0.05)
+
+
+def test_p_values_finer_than_the_resamples_are_marked(fleet: list[Screened]) -> None:
+    raw = {(p.sender, p.receiver): contrast_p(p.summary, "sender")[1] for p in fleet if p.summary}
+    rows = pair_rows(fleet)
+    marked = {(r["sender"], r["receiver"]) for r in rows if r["p_extrapolated"]}
+    assert marked == {pair for pair, p in raw.items() if p is not None and p < RESOLVED}
+    assert 0 < len(marked) < len(rows)
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screening_table(screening_summary(fleet)))
+    text = console.export_text()
+    assert "* p below 0.011" in text
+    assert text.count("*") == len(marked) + 1
 
 
 def test_one_pair_twice_is_refused(fleet: list[Screened]) -> None:

@@ -216,11 +216,6 @@ def test_the_difference_is_that_of_the_means() -> None:
 def test_items_needed_for_two_points() -> None:
     assert ours.items_for_half_width(Interval(0.1, 0.06, 0.14), 500) == 2000
     assert ours.items_for_half_width(Interval(0.1, math.nan, math.nan), 500) is None
-    found = ours.items_for_discordance(0.15, 0.05)
-    assert found == math.ceil(1.959964**2 * (0.2 - 0.01) / 0.0004)
-    rng = np.random.default_rng(0)
-    differences = rng.choice([1, -1, 0], p=[0.15, 0.05, 0.8], size=(2000, found)).mean(axis=1)
-    assert 1.96 * differences.std() == pytest.approx(0.02, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +229,6 @@ def test_items_needed_for_two_points() -> None:
         (lambda: ours.wilson(5, 0), "trials > 0"),
         (lambda: ours.wilson(6, 5), "successes ≤ trials"),
         (lambda: ours.holm([0.1, math.nan]), "p-values must lie"),
-        (lambda: ours.items_for_discordance(0.9, 0.2), "sum to ≤ 1"),
     ],
 )
 def test_bad_input_is_refused(call, words: str) -> None:
