@@ -96,16 +96,17 @@ def add(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Put a fitted asset, and the control set beside it, into the store. A calibration or control set may be added alone."""
+    """Put a fitted asset, and the control set and calibration beside it, into the store. Those may be added alone, too."""
     store = open_store(home)
     with _progress(as_json, "adding") as progress:
         if display.is_bound(folder):
             ref = store.attach(folder, tag=tag, progress=progress)
         else:
             ref = store.publish(folder, tag=tag, signature=signature, progress=progress)
-            beside = folder.with_name(folder.name + ".controls")
-            if beside.is_dir():
-                store.attach(beside)
+            for suffix in (".controls", ".gate"):
+                beside = folder.with_name(folder.name + suffix)
+                if beside.is_dir():
+                    store.attach(beside)
     body = {"digest": ref.digest, "kind": ref.kind, "tag": ref.tag, "path": str(store.path(ref.digest))}
     _show(as_json, body, f"added {ref.kind} {ref.digest[:12]} as {ref.tag}")
 

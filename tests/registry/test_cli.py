@@ -66,6 +66,17 @@ def test_the_life_of_an_asset(run, fitted):
     assert run("rebuild", "--json") == {"objects": 0}
 
 
+def test_what_stands_beside_an_asset_goes_with_it(run, tmp_path):
+    from kvbridge.files import folder_digest
+
+    folder, digest = assets.build(tmp_path / "fitted"), folder_digest(assets.files())
+    assets.controls(tmp_path / "fitted.controls", digest)
+    assets.calibration(tmp_path / "fitted.gate", digest)
+    run("add", folder)
+    kinds = [e["ref"]["kind"] for e in run("ls", "--json")["entries"]]
+    assert kinds == ["translator", "calibration", "controls"]
+
+
 def test_exit_codes_and_one_line(run, fitted, tmp_path):
     assert "registry ls" in run("show", "org/none..org/none", code=1)
     assert "expected the folder of an asset" in run("add", tmp_path / "none", code=1)
