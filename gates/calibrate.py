@@ -32,7 +32,7 @@ def gather(bridge: Bridge, samples: Iterable[Sample], plan: RepairPlan) -> Extra
     for seen in watch(bridge, samples, plan, outcomes=False):
         if seen.evidence is not None:
             reading = Reading(seen.evidence, Extras())
-            gathering.update(seen.evidence, seen.request.native, reading.sampled(), reading.tail)
+            gathering.update(seen.evidence, seen.request.native, reading.sampled())
     return gathering.solve()
 
 

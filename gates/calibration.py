@@ -45,7 +45,8 @@ def save_calibration(calibration: Calibration, path: str | Path) -> str:
 def _tensors(extras: Extras) -> dict[str, Tensor]:
     found = {"mean": extras.mean, "scale": extras.scale, "factor": extras.factor}
     found |= {f"half.{i}": w for i, w in enumerate(extras.halves)}
-    found |= {f"residual.{layer}.{name}": t for (layer, name), t in extras.residual.items()}
+    found |= {f"residual.{layer}.k": t for layer, t in extras.residual_k.items()}
+    found |= {f"residual.{layer}.v": t for layer, t in extras.residual_v.items()}
     return {name: t.float().contiguous() for name, t in found.items()}
 
 
@@ -131,7 +132,7 @@ def _tested(body: Any, delta: float) -> Tested | None:
 
 def _layers(
     body: Any, sender: KVGeometry, receiver: KVGeometry
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[tuple[int, str]]]:
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[int]]:
     if set(body) != {"basis_layers", "half_layers", "targets", "residual"}:
         raise ValueError("expected the layers of the statistics")
     index = lambda v, count: v if type(v) is int and 0 <= v < count else _fail(f"no layer {v!r:.40}")  # noqa: E731
@@ -139,7 +140,7 @@ def _layers(
     basis = tuple(index(i, ours) for i in _list(body["basis_layers"]))
     a, b = (tuple(index(i, ours) for i in _list(half)) for half in _list(body["half_layers"]))
     targets = tuple(index(i, theirs) for i in _list(body["targets"]))
-    residual = [(index(i, theirs), _known(s, ("k", "v"))) for i, s in _list(body["residual"])]
+    residual = [index(i, theirs) for i in _list(body["residual"])]
     return basis, (a, b), targets, residual
 
 
@@ -157,7 +158,8 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, sender: KVGeomet
             for n, half in enumerate(halves)
             if half
         },
-        **{f"residual.{i}.{s}": (width(receiver, i, s),) for i, s in residual},
+        **{f"residual.{i}.k": (k.heads, k.width, k.width) for i in residual for k in (receiver.layers[i].stream("k"),)},
+        **{f"residual.{i}.v": (receiver.layers[i].stream("v").heads,) for i in residual},
     }
     header = check_safetensors_header(path, max_tensors=MAX_TENSORS)
     found = {n: (dtype, shape) for n, (dtype, shape, _) in header.tensors.items()}
@@ -176,7 +178,7 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, sender: KVGeomet
     both = tuple(tensors[n] for n in ("half.0", "half.1") if n in tensors)
     return Extras(
         basis, tensors["mean"], tensors["scale"], tensors["factor"],
-        {(i, s): tensors[f"residual.{i}.{s}"] for i, s in residual}, halves, targets, both,
+        {i: tensors[f"residual.{i}.k"] for i in residual}, {i: tensors[f"residual.{i}.v"] for i in residual}, halves, targets, both,
     )  # fmt: skip
 
 

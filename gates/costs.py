@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvbridge.cost import forward_flops
 from kvbridge.geometry import KVGeometry
 
-KNOWN, SAMPLED, FEW = 8, 64, 16
+KNOWN, SAMPLED, FEW, QUERIES = 8, 64, 16, 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,18 @@ def halves(shape: Shape) -> int:
     return 2 * shape.halves_parameters * min(FEW, shape.tokens)
 
 
+def attention_error(shape: Shape) -> int:
+    """Logits, mix and distances to it for a few queries of every layer, norms of the values they see, and one quadratic
+    form per query."""
+    total, new = 0, min(QUERIES, shape.tokens)
+    for layer in shape.receiver.layers:
+        keys, values = layer.stream("k"), layer.stream("v")
+        seen = min(shape.tokens, layer.window_tokens or shape.tokens)
+        each = seen * (2 * keys.width + 4 * values.width) + 2 * keys.width * keys.width
+        total += new * shape.receiver.attention_heads * each + 2 * seen * values.features
+    return total
+
+
 PARTS = {
-    f.__name__: f for f in (sender_tail, sender_first, receiver_head, next_token, first_maps, basis, halves)
+    f.__name__: f for f in (sender_tail, sender_first, receiver_head, next_token, first_maps, basis, halves, attention_error)
 }  # fmt: skip

@@ -23,8 +23,9 @@ RIDGE = 1e-2
 @dataclass(frozen=True, eq=False)
 class Extras:
     """Fitted numbers, all fp32. `mean`, `scale` `[features]` of sender rows over `basis_layers`; `factor`
-    `[features, rank]` whitened principal directions of the standardised rows; `residual` (layer, stream) → mean squared
-    error `[heads · width]` of translated tail rows; `halves`: W `[inputs + 1, outputs]` of two maps to the values of
+    `[features, rank]` whitened principal directions of the standardised rows; `residual_k` layer →
+    second moment `[heads, width, width]` of keys as cached, translated minus the receiver's own; `residual_v` layer → mean
+    square `[heads]` of values, summed over the width; `halves`: W `[inputs + 1, outputs]` of two maps to the values of
     `targets`, from `half_layers[0]` and `half_layers[1]`.
     """
 
@@ -32,7 +33,8 @@ class Extras:
     mean: Tensor = field(default_factory=lambda: torch.zeros(0))
     scale: Tensor = field(default_factory=lambda: torch.zeros(0))
     factor: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    residual: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
+    residual_k: Mapping[int, Tensor] = field(default_factory=dict)
+    residual_v: Mapping[int, Tensor] = field(default_factory=dict)
     half_layers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     targets: tuple[int, ...] = ()
     halves: tuple[Tensor, ...] = ()
@@ -71,19 +73,20 @@ def basis_rows(content: Mapping[int, LayerKV], layers: tuple[int, ...]) -> Tenso
 
 
 class Gathering:
-    """Second moments of sender rows, tail residuals and the normal equations of both halves; `solve` gives Extras."""
+    """Second moments of sender rows and of residuals, and the normal equations of both halves; `solve` gives Extras."""
 
     def __init__(self, sender: KVGeometry, receiver: KVGeometry) -> None:
         self.layers, self.half_layers = basis_layers(sender), half_layers(sender)
         self.targets = tuple(range(max(0, len(receiver.layers) - HALF_TARGETS), len(receiver.layers)))
-        self.rows = self.tails = 0
+        self.rows = 0
         self._sum = self._squares = torch.zeros(0)
         self._normal: list[tuple[Tensor, Tensor]] = []
-        self._residual: dict[tuple[int, str], Tensor] = {}
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
 
-    def update(self, evidence: Evidence, native: list[LayerKV], rows: Tensor, tail: Tensor) -> None:
-        """Adds one request: receiver tokens `rows` `[n]` of the prompt, `native[layer][stream]` the receiver's own cache
-        of it, `tail` `[m]` the known tokens that were recomputed. Nothing given is modified."""
+    def update(self, evidence: Evidence, native: list[LayerKV], rows: Tensor) -> None:
+        """Adds one request: translated receiver tokens `rows` `[n]` of the prompt, `native[layer][stream]` the receiver's
+        own cache of it. Nothing given is modified."""
         wanted = sorted({*self.layers, *self.half_layers[0], *self.half_layers[1]})
         index = evidence.alignment.index[rows]
         content = {i: evidence.snapshot.content(evidence.sender.rotation, index, i) for i in wanted}
@@ -105,10 +108,10 @@ class Gathering:
                 for total, more in zip(self._normal[number], products, strict=True):
                     total += more
         for layer in range(evidence.exact_layers, len(native)):
-            for name, tensor in evidence.translated[layer].items():
-                error = (tensor[tail] - evidence.repaired[layer][name][tail]).double().square().flatten(1).sum(0)
-                self._residual[layer, name] = self._residual.get((layer, name), torch.zeros_like(error)) + error
-        self.tails += len(tail)
+            k, v = ((evidence.translated[layer][n][rows] - native[layer][n][rows]).double().cpu() for n in ("k", "v"))
+            keys, values = torch.einsum("nhw,nhx->hwx", k, k), v.square().sum((0, 2))
+            self._keys[layer] = self._keys.get(layer, torch.zeros_like(keys)) + keys
+            self._values[layer] = self._values.get(layer, torch.zeros_like(values)) + values
 
     def solve(self) -> Extras:
         """Raises DataError with too few rows."""
@@ -128,6 +131,7 @@ class Gathering:
         both = len(halves) == 2
         return Extras(
             self.layers, mean.float(), scale.float(), (vectors[:, -rank:] / top.sqrt()).float().contiguous(),
-            {key: (total / max(1, self.tails)).float() for key, total in self._residual.items()},
+            {layer: (total / self.rows).float() for layer, total in self._keys.items()},
+            {layer: (total / self.rows).float() for layer, total in self._values.items()},
             self.half_layers if both else ((), ()), self.targets if both else (), tuple(halves) if both else (),
         )  # fmt: skip

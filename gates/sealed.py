@@ -83,6 +83,6 @@ class Calibration:
                 "basis_layers": list(self.extras.basis_layers),
                 "half_layers": [list(x) for x in self.extras.half_layers],
                 "targets": list(self.extras.targets),
-                "residual": [[layer, name] for layer, name in self.extras.residual],
+                "residual": list(self.extras.residual_k),
             },
         }  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from kvbridge.align import MIN_EXACT_SHARE, Alignment
 from kvbridge.asset import Asset
-from kvbridge.cost import handoff_flops
+from kvbridge.cost import handoff_parts
 from kvbridge.errors import UsageError
 from kvbridge.handoff import Handoff
 from kvbridge.models import Encoding, Model
 from kvbridge.provenance import Decision, Provenance, discard, exact_provenance, spans_of
+from kvbridge.queries import Queries, recorded_queries
 from kvbridge.repair import RepairPlan, fidelity_map, recompute
 from kvbridge.request import Request, prepare
 from kvbridge.snapshot import KVSnapshot, LayerKV
@@ -27,8 +29,8 @@ class Evidence:
     """What a gate may look at. `translated[layer][stream]` `[cached, heads, width]` is the cache as translated (rotated,
     receiver dtype) before any token was recomputed, `repaired` after; `chosen` `[n]` the recomputed tokens; `states`
     `[n + 1, hidden]` what leaves the receiver's last layer for the chosen tokens and for the prompt's last one, under the
-    repaired cache; `exact_layers` how many leading layers are the receiver's own; `spans` `[tokens, 2]` of ids in the
-    text; `predicted_flops` of the whole handoff.
+    repaired cache, `queries` the attention queries of the same tokens; `exact_layers` how many leading layers are the
+    receiver's own; `spans` `[tokens, 2]` of ids in the text; `parts` the FLOPs of the handoff by part of the work.
     """
 
     sender: Model
@@ -43,10 +45,16 @@ class Evidence:
     repaired: list[LayerKV]
     features: Tensor | None
     alignment: Alignment
-    predicted_flops: int
+    parts: Mapping[str, int]
     states: Tensor
     exact_layers: int
     spans: Tensor
+    queries: Queries
+
+    @property
+    def predicted_flops(self) -> int:
+        """FLOPs of the whole handoff."""
+        return sum(self.parts.values())
 
 
 class Gate(Protocol):
@@ -215,11 +223,12 @@ class Bridge:
         self._fill_exact(request, cache)
         before = [{name: t.clone() for name, t in layer.items()} for layer in cache] if self.gate is not None else cache
         ids, last = request.encoding.ids[: request.cached], request.encoding.ids[request.cached :]
-        states = recompute(receiver, ids, cache, request.chosen, following=None if self.gate is None else last)
+        with nullcontext(Queries(receiver)) if self.gate is None else recorded_queries(receiver) as queries:
+            states = recompute(receiver, ids, cache, request.chosen, following=None if self.gate is None else last)
         self._fill_exact(request, cache)
         if not all(bool(torch.isfinite(t).all()) for layer in cache for t in layer.values()):
             return self._dense(request.encoding, discard("not_finite", "the cache after repair"))
-        decision = self._decide(request, plan, before, cache, states)
+        decision = self._decide(request, plan, before, cache, states, queries)
         if not decision.accepted:
             return self._dense(request.encoding, decision)
         return Handoff(decision, self._provenance(request), receiver, request.encoding.ids, cache, request.cached)
@@ -247,9 +256,16 @@ class Bridge:
         }
 
     def _decide(
-        self, request: Request, plan: RepairPlan, before: list[LayerKV], cache: list[LayerKV], states: Tensor | None
+        self,
+        request: Request,
+        plan: RepairPlan,
+        before: list[LayerKV],
+        cache: list[LayerKV],
+        states: Tensor | None,
+        queries: Queries,
     ) -> Decision:
-        flops = self._flops(request)
+        parts = self._parts(request)
+        flops = sum(parts.values())
         if request.exact_layers >= len(cache):
             return Decision("use", "exact", predicted_flops=flops)
         if self.gate is None:
@@ -269,17 +285,18 @@ class Bridge:
                 cache,
                 request.feature,
                 request.alignment,
-                flops,
+                parts,
                 states,
                 request.exact_layers,
                 request.encoding.spans,
+                queries,
             )
         )
         return decision if decision.predicted_flops is not None else replace(decision, predicted_flops=flops)
 
-    def _flops(self, request: Request) -> int:
+    def _parts(self, request: Request) -> dict[str, int]:
         parameters = self.translator.parameters if self.translator is not None else 0
-        return handoff_flops(
+        return handoff_parts(
             self.receiver.geometry,
             len(request.encoding),
             translator_parameters=parameters if request.exact_layers < len(self.receiver.layers) else 0,

@@ -1,7 +1,13 @@
-"""What prefill, translation and repair cost, in FLOPs, from one model (2 FLOPs per multiply-add)."""
+"""What prefill, translation, repair and gate cost: FLOPs from one model (2 per multiply-add), milliseconds from a device's
+measured speed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvbridge.errors import CorruptFile
 from kvbridge.geometry import KVGeometry
 
 
@@ -33,7 +39,7 @@ def translation_flops(parameters: int, tokens: int) -> int:
     return 2 * parameters * tokens
 
 
-def handoff_flops(
+def handoff_parts(
     receiver: KVGeometry,
     tokens: int,
     *,
@@ -41,16 +47,18 @@ def handoff_flops(
     translated: int = 0,
     first_layers: int = 0,
     recomputed: int = 0,
-) -> int:
-    """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens.
+) -> dict[str, int]:
+    """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens, by part.
 
-    `translated` tokens through the maps, all tokens through the first layers, `recomputed` cached tokens and the last
-    one through the whole receiver.
+    `translate`: `translated` tokens through the maps; `prefill`: all tokens through the first layers; `repair`:
+    `recomputed` cached tokens and the last one through the whole receiver.
     """
-    first = forward_flops(receiver, tokens, 0, layers=first_layers) if first_layers else 0
     repair = forward_flops(receiver, recomputed, max(0, tokens - 1 - recomputed))
-    last = forward_flops(receiver, 1, tokens - 1, head=True)
-    return translation_flops(translator_parameters, translated) + first + repair + last
+    return {
+        "translate": translation_flops(translator_parameters, translated),
+        "prefill": forward_flops(receiver, tokens, 0, layers=first_layers) if first_layers else 0,
+        "repair": repair + forward_flops(receiver, 1, tokens - 1, head=True),
+    }
 
 
 def prefill_flops(receiver: KVGeometry, tokens: int) -> int:
@@ -63,3 +71,35 @@ def _attended(new: int, context: int, window: int | None) -> int:
     if window is None:
         return new * context + new * (new + 1) // 2
     return sum(min(context + i + 1, window) for i in range(new))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """FLOPs per millisecond of one device with one pair, by part of the work, as measured (`kvbridge.gates.timing`).
+
+    Small matrices run far below a prefill's speed, which is why each part has its own. Another kind of work (moving
+    pages between tiers) becomes a further field here and a further key of the parts that `ms` is given.
+    """
+
+    prefill: float
+    translate: float
+    repair: float
+    gate: float
+
+    def ms(self, parts: Mapping[str, int]) -> float:
+        """Milliseconds of FLOPs by part; KeyError for a part without a speed."""
+        rates = asdict(self)
+        return sum(flops / rates[name] for name, flops in parts.items())
+
+    def to_json(self) -> dict[str, float]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Any, name: str) -> Speed:
+        """The inverse of `to_json`; raises CorruptFile for anything but four positive finite numbers."""
+        fields = ("prefill", "translate", "repair", "gate")
+        fine = isinstance(body, dict) and set(body) == set(fields)
+        if not fine or not all(type(v) in (int, float) and 0 < v < 1e30 for v in body.values()):
+            raise CorruptFile(f"{name}: expected FLOPs per millisecond as {', '.join(fields)}, found {body!r:.80}")
+        return cls(**{k: float(v) for k, v in body.items()})

@@ -1,6 +1,7 @@
 """Signals: what a gate reads from one request. A new one is one file and one line here."""
 
 from kvbridge.gates.signals.alignment import ALIGNMENT
+from kvbridge.gates.signals.attention_error import ATTENTION_ERROR
 from kvbridge.gates.signals.base import Signal
 from kvbridge.gates.signals.disagreement import DISAGREEMENT
 from kvbridge.gates.signals.first_layers import FIRST_LAYERS
@@ -21,6 +22,7 @@ SIGNALS: dict[str, Signal] = {
     "tail_residual": TAIL_RESIDUAL,
     "first_layers": FIRST_LAYERS,
     "disagreement": DISAGREEMENT,
+    "attention_error": ATTENTION_ERROR,
     "tail_loss": TAIL_LOSS,
     "next_token": NEXT_TOKEN,
     "sender_next": SENDER_NEXT,

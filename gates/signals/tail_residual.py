@@ -1,9 +1,7 @@
-"""Translated against recomputed K and V of the known tail, per band of layers, and in units of their usual error.
+"""Translated against recomputed K and V of the known tail, per band of layers.
 
 Costs nothing: the repair computed the tail anyway.
 """
-
-import torch
 
 from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
@@ -19,18 +17,11 @@ def _read(reading: Reading) -> tuple[float, ...]:
         errors = {i: float(relative(e.translated[i][name][tail], e.repaired[i][name][tail]).mean()) for i in layers}
         for band in ([i for i in layers if i < middle], [i for i in layers if i >= middle]):
             found.append(sum(errors[i] for i in band or layers) / len(band or layers))
-    usual = []
-    for key, variance in reading.extras.residual.items():
-        layer, name = key
-        if layer in layers:
-            error = (e.translated[layer][name][tail] - e.repaired[layer][name][tail]).float().square().flatten(1)
-            usual.append(error.mean() / variance.mean().clamp_min(1e-12).to(error.device))
-    scaled = float(torch.stack(usual).mean().log()) if usual else 0.0
-    return (*found, scaled)
+    return tuple(found)
 
 
 TAIL_RESIDUAL = Signal(
-    ("tail_k_low", "tail_k_high", "tail_v_low", "tail_v_high", "tail_scaled"), _read, (),
-    "relative error of the translated tail: keys and values, lower and upper layers; log of it over the usual one",
+    ("tail_k_low", "tail_k_high", "tail_v_low", "tail_v_high"), _read, (),
+    "relative error of the translated tail: keys and values, lower and upper layers",
     integrity=True,
 )  # fmt: skip

@@ -105,7 +105,7 @@ FORGED = {
     "digest as number": put("corpus_digest", 5),
     "basis layer outside": put("extras", "basis_layers", [99]),
     "three halves": put("extras", "half_layers", [[0], [1], [2]]),
-    "residual stream": put("extras", "residual", [[1, "q"]]),
+    "residual stream": put("extras", "residual", ["q"]),
     "layers negative": put("extras", "targets", [-1]),
     "extra field": put("trust", "me"),
     "missing field": lambda b: b.pop("needed"),
