@@ -185,12 +185,13 @@ def rm(asset: Asset, home: Home = None, as_json: Json = False) -> None:
         if e.ref is not None and entry.ref is not None and e.ref.digest == entry.ref.digest
     ]
     refs = [entry.ref] if entry.ref is not None and ".." in asset else refs
-    for ref in refs:
-        store.remove(ref)
+    removed = [ref for ref in refs if store.remove(ref)]
+    if not removed:
+        raise NotInStore(f"{asset}: it was removed or replaced meanwhile; see `kvbridge registry ls`")
     _show(
         as_json,
-        {"removed": [display.ref_json(r) for r in refs]},
-        f"removed {len(refs)} name(s); `kvbridge registry gc` frees the space",
+        {"removed": [display.ref_json(r) for r in removed]},
+        f"removed {len(removed)} name(s); `kvbridge registry gc` frees the space",
     )
 
 

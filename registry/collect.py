@@ -71,13 +71,18 @@ def stale_keys(names: list[Ref]) -> frozenset[str]:
 
 
 def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
-    """Carries a plan out, sparing what was named since; returns what was deleted."""
+    """Carries a plan out, sparing what was named since; returns what was deleted.
+
+    An object goes to the trash only if nothing names it now, and for good only if nothing names it then: a name may come in
+    between. Whoever reads it meanwhile brings it back.
+    """
     stages = tuple(name for name in plan.stages if disk.clear(name))
-    if plan.attachments:
-        stale = stale_keys(_names(disk, refs, frozenset())[0])
-        for key in stale & set(plan.attachments):
-            refs.remove(key)
-    for digest in plan.objects:
+    for aside in refs.asides():
+        refs.end(aside)
+    names, damaged = _names(disk, refs, frozenset())
+    _refuse(damaged, refs)
+    attachments = _drop_attachments(disk, refs, sorted(stale_keys(names) & set(plan.attachments)))
+    for digest in sorted(set(plan.objects) - live_digests(names)):
         disk.discard(digest)
     sync_folder(disk.trash)
     sync_folder(disk.objects)
@@ -86,10 +91,7 @@ def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
     if damaged:
         for entry in before:
             _bring_back(disk, entry)
-        raise StoreError(
-            f"collecting stopped, nothing was lost: {', '.join(damaged[:3])} in {refs.folder} cannot be read; "
-            "publish that asset again, or delete the file"
-        )
+        _refuse(damaged, refs)
     live, deleted, size = live_digests(names), [], 0
     for entry in before:
         digest = entry.name.partition(".")[0]
@@ -99,7 +101,27 @@ def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
         if DIGEST.fullmatch(digest) and digest not in live:
             deleted.append(digest)
         disk.bury(entry)
-    return Plan(tuple(sorted(set(deleted))), stages, plan.trash, plan.attachments, (), size)
+    return Plan(tuple(sorted(set(deleted))), stages, plan.trash, attachments, (), size)
+
+
+def _drop_attachments(disk: Disk, refs: Refs, keys: list[str]) -> tuple[str, ...]:
+    """Removes names of attachments whose translator has none, and tells which: taken aside, looked at again, put back where
+    the translator has been named meanwhile."""
+    taken = {key: aside for key in keys if (aside := refs.take(key, "stale")) is not None}
+    if not taken:
+        return ()
+    named = {ref.digest for ref in _names(disk, refs, frozenset())[0] if ref.kind == "translator"}
+    gone = tuple(key for key, aside in taken.items() if refs.end(aside, lambda ref: ref.scope[0] in named))
+    sync_folder(refs.folder)
+    return gone
+
+
+def _refuse(damaged: list[str], refs: Refs) -> None:
+    if damaged:
+        raise StoreError(
+            f"collecting stopped, nothing was lost: {', '.join(damaged[:3])} in {refs.folder} cannot be read; "
+            "publish that asset again, or delete the file"
+        )
 
 
 def _names(disk: Disk, refs: Refs, without: frozenset[str]) -> tuple[list[Ref], list[str]]:

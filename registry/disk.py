@@ -15,7 +15,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvbridge.errors import StoreError
@@ -90,6 +90,17 @@ class Disk:
                 os.close(handle)
         raise StoreError("a collection kept taking this writer's folder; stop it and try again")
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One writer after another, as far as locks do anything."""
+        handle = os.open(self.home / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
     def install(self, staged: Path, digest: str) -> bool:
         """Moves a synced folder into place, durably; False where an object of that digest stands already."""
         try:
@@ -121,12 +132,19 @@ class Disk:
             os.rename(entry, dead)
             remove_tree(dead)
 
-    def set_aside(self, digest: str, reason: str) -> Path | None:
-        """Moves an object that failed its digest to the quarantine; None where it was gone already."""
+    def set_aside(self, digest: str, reason: str, sound: Callable[[Path], bool]) -> Path | None:
+        """Moves an object that failed its digest to the quarantine.
+
+        None where it is gone, or where the one that stands there now is `sound` and so came since: that one stays.
+        """
         target = self.quarantine / f"{digest}.{secrets.token_hex(8)}"
         try:
             os.rename(self.objects / digest, target)
         except FileNotFoundError:
+            return None
+        if sound(target):
+            if not self.install(target, digest):
+                remove_tree(target)
             return None
         target.with_name(target.name + ".txt").write_text(reason + "\n", "utf-8")
         sync_folder(self.objects)

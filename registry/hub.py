@@ -179,11 +179,12 @@ def _downloads(folder: Path, repo: str) -> Iterator[Path]:
     The lock only keeps one pull from removing what another is still reading.
     """
     cache = folder / re.sub(r"[^A-Za-z0-9._-]", "--", repo)[:200]
-    cache.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / f"{cache.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH)
+        cache.mkdir(exist_ok=True)
         yield cache
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

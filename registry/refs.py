@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from kvbridge.geometry import digest_json
 from kvbridge.registry.records import DIGEST
 
 REF_SCHEMA = "kvbridge.ref/1"
-DRAFT = "ref.json"
+DRAFT, ASIDE = "ref.json", ".aside"
 MAX_REF_BYTES = 1 << 16
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -104,11 +105,42 @@ class Refs:
         os.rename(stage / DRAFT, self.folder / f"{ref.key}.json")
         sync_folder(self.folder)
 
-    def remove(self, key: str) -> None:
-        """Removes a reference, durably."""
-        with contextlib.suppress(FileNotFoundError):
-            (self.folder / f"{key}.json").unlink()
+    def remove(self, key: str, digest: str) -> bool:
+        """Removes the reference that stands for `digest`, durably; False where there is none, or not for that any more."""
+        aside = self.take(key, digest)
+        removed = aside is not None and self.end(aside)
         sync_folder(self.folder)
+        return removed
+
+    def take(self, key: str, why: str) -> Path | None:
+        """Moves a reference aside, to be looked at once more and ended: `why` is the digest it is removed for, or a word."""
+        aside = self.folder / f"{key}.{why}.{secrets.token_hex(8)}{ASIDE}"
+        try:
+            os.rename(self.folder / f"{key}.json", aside)
+        except FileNotFoundError:
+            return None
+        return aside
+
+    def end(self, aside: Path, wanted: Callable[[Ref], bool] | None = None) -> bool:
+        """Deletes what was taken aside, or puts it back: where `wanted` says so, by default where it stands for another
+        digest than it was taken for, and so was committed since. True where it is gone for good."""
+        key, why, *_ = aside.name.split(".")
+        try:
+            ref = Ref.from_bytes(aside.read_bytes()[:MAX_REF_BYTES], str(aside))
+            back = ref.digest != why if wanted is None else wanted(ref)
+        except CorruptFile:
+            back = True
+        except FileNotFoundError:
+            return True
+        if back:
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.link(aside, self.folder / f"{key}.json")
+        aside.unlink(missing_ok=True)
+        return not back
+
+    def asides(self) -> list[Path]:
+        """What removals that run, or were killed, have taken aside."""
+        return sorted(self.folder.glob(f"*{ASIDE}"))
 
     def scan(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Key and directory entry of every reference file."""
@@ -126,9 +158,17 @@ class Refs:
         return found
 
     def all(self) -> tuple[list[Ref], list[str]]:
-        """Every readable reference, and the names of the damaged files."""
+        """Every readable reference, and the names of the damaged files. One that is taken aside meanwhile counts."""
+        found, damaged = self._read(set())
+        for aside in self.asides():
+            with contextlib.suppress(CorruptFile, OSError):
+                found.append(Ref.from_bytes(aside.read_bytes()[:MAX_REF_BYTES], str(aside)))
+        back, unreadable = self._read({ref.key for ref in found} | {name.removesuffix(".json") for name in damaged})
+        return [*found, *back], [*damaged, *unreadable]
+
+    def _read(self, known: set[str]) -> tuple[list[Ref], list[str]]:
         found, damaged = [], []
-        for key, _ in self.scan():
+        for key in (key for key, _ in self.scan() if key not in known):
             try:
                 ref = self.read(key)
                 if ref is not None:

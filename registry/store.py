@@ -1,30 +1,31 @@
 """The asset store: content-addressed objects, named by references, published whole or not at all. No torch.
 
-The order is what keeps it whole. A writer copies the object aside and syncs it; drafts the name; makes sure that the
-object stands in its place; and moves the draft to where names are read, in one rename. A collection moves an object to
-the trash, then reads drafts and names (in this order) once more, and brings back what one of them stands for. So no
-step relies on a lock, on the clock or on another process being alive.
+A writer copies the object aside and syncs it; drafts the name; makes sure that the object stands in its place; and moves
+the draft to where names are read, in one rename. Whoever takes something away moves it aside first, looks again, and brings
+back what has come to be wanted since: a collection an object that a draft or name stands for, a removal a name that stands
+for another object by now, a verification an object that was published anew. So what is kept never rests on a lock, on the
+clock or on another process being alive.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, StoreError, UsageError
-from kvbridge.files import SUMS, read_json, sync_folder, verify_folder
+from kvbridge.files import SUMS, read_json, verify_folder
 from kvbridge.geometry import KVGeometry
 from kvbridge.manifest import Manifest
-from kvbridge.registry.admission import Admitted, Policy, Progress, admit
+from kvbridge.registry.admission import Policy, Progress, admit
 from kvbridge.registry.catalog import Catalog, Entry
 from kvbridge.registry.collect import Plan, execute, make_plan
-from kvbridge.registry.disk import Disk, FileWriter, disk_errors, tree_bytes
+from kvbridge.registry.disk import Disk, disk_errors, tree_bytes
 from kvbridge.registry.kinds import KINDS, folder_files, kind_of
+from kvbridge.registry.naming import select, translator_ref
+from kvbridge.registry.publishing import Publisher, Source, source_files
 from kvbridge.registry.records import DIGEST, Record, record_of
 from kvbridge.registry.refs import Ref, Refs, check_tag
-from kvbridge.registry.signing import Statement, verify_statement
 
 _ANY = Policy(max_weights_bytes=1 << 62)
 
@@ -45,16 +46,17 @@ class LocalStore:
         self.policy = policy or Policy()
         self._disk = Disk(self.home)
         self._refs = Refs(self._disk.refs)
+        self._publisher = Publisher(self._disk, self._refs, self.policy, self.verify)
         self._catalog = Catalog(self.home, self._refs, self._disk.objects, self._describe)
 
     # Publishing
 
     def publish(
         self,
-        source: str | Path | Mapping[str, Path],
+        source: Source,
         *,
         tag: str = "main",
-        signature: str | Path | Mapping[str, Path] | None = None,
+        signature: Source | None = None,
         origin: str | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Ref:
@@ -63,7 +65,7 @@ class LocalStore:
         When this returns, the object and its name survive power loss. Until the very last step the tag stands for
         what it stood for before. Raises FileError or Refused where admission says no, StoreError where the disk does.
         """
-        files, name = _source(source)
+        files, name = source_files(source)
         check_tag(tag)
         if kind_of(frozenset(files)) != "translator":
             raise UsageError(
@@ -71,23 +73,24 @@ class LocalStore:
             )
 
         def ref_of(record: Record) -> Ref:
-            ref = replace(_translator_ref(record, tag), origin=origin)
-            return replace(ref, signed_version=self._check_signature(ref, signature))
+            ref = replace(translator_ref(record, tag), origin=origin)
+            return replace(ref, signed_version=self._publisher.signed_version(ref, signature))
 
-        ref = self._publish(files, name, ref_of, None, progress)
+        ref = self._publisher.publish(files, name, ref_of, None, progress)
+        self._catalog.refresh()
         if signature is not None:
             self.attach(signature)
         return ref
 
     def attach(
         self,
-        source: str | Path | Mapping[str, Path],
+        source: Source,
         *,
         tag: str = "main",
         progress: Progress = lambda done, total: None,
     ) -> Ref:
         """Admits a control set, calibration or signature of a translator that is in the store, under its own tag."""
-        files, name = _source(source)
+        files, name = source_files(source)
         check_tag(tag)
         kind = kind_of(frozenset(files))
         if kind == "translator":
@@ -96,86 +99,15 @@ class LocalStore:
         record, _ = record_of(kind, "", 0, read_json(files[description]), f"{name}/{description}")
         translator = record.translator or ""
         manifest = self.manifest(translator)
-        return self._publish(
+        ref = self._publisher.publish(
             files,
             name,
             lambda r: Ref(kind, (r.translator or "",), tag, r.digest, label=f"{kind} of {translator[:12]}"),
             (translator, manifest),
             progress,
         )
-
-    def _publish(
-        self,
-        files: Mapping[str, Path],
-        name: str,
-        ref_of: Callable[[Record], Ref],
-        bound_to: tuple[str, Manifest] | None,
-        progress: Progress,
-    ) -> Ref:
-        with disk_errors(f"publishing {name}"):
-            self._disk.create()
-            with self._disk.stage() as stage:
-                admitted = self._write(files, name, stage / "object", bound_to, progress)
-                if bound_to is not None and admitted.record.translator != bound_to[0]:
-                    raise CorruptFile(f"{name}: it changed while it was read")
-                ref = ref_of(admitted.record)
-                self._refs.draft(ref, stage)
-                self._put(stage / "object", ref.digest)
-                self._refs.commit(ref, stage)
         self._catalog.refresh()
         return ref
-
-    def _write(
-        self,
-        files: Mapping[str, Path],
-        name: str,
-        folder: Path,
-        bound_to: tuple[str, Manifest] | None,
-        progress: Progress,
-    ) -> Admitted:
-        """Copies an object into `folder` while admitting it; the folder and its files are synced."""
-        folder.mkdir()
-        writers: list[FileWriter] = []
-
-        def sink(file_name: str) -> FileWriter:
-            writers.append(FileWriter(folder / file_name))
-            return writers[-1]
-
-        try:
-            admitted = admit(files, name, self.policy, bound_to=bound_to, sink=sink, progress=progress)
-        finally:
-            for writer in writers:
-                writer.abandon()
-        sync_folder(folder)
-        return admitted
-
-    def _put(self, staged: Path, digest: str) -> None:
-        """Makes the object stand in its place: the one that is there, if it is sound, else the fresh copy."""
-        if self._disk.install(staged, digest):
-            return
-        try:
-            self.verify(digest)
-        except (FileError, NotInStore):
-            if not self._disk.install(staged, digest):
-                self.verify(digest)
-
-    def _check_signature(self, ref: Ref, signature: str | Path | Mapping[str, Path] | None) -> int | None:
-        """The version that the signature states; refuses none, a wrong one and an older one where a policy asks."""
-        if not self.policy.require_signature:
-            return None
-        if signature is None:
-            raise Refused("this store's policy asks for a signature and none was given; sign the asset, or lift it")
-        files, name = _source(signature)
-        statement: Statement = verify_statement(files, name, self.policy.public_keys)
-        if statement.translator != ref.digest:
-            raise Refused(f"{name}: it signs {statement.translator}, expected {ref.digest}")
-        before = self._refs.read(ref.key)
-        if before is not None and before.signed_version is not None and statement.version < before.signed_version:
-            raise Refused(
-                f"{name}: version {statement.version} is older than {before.signed_version}, which tag {ref.tag!r} "
-                "stands for; publish it under another tag, or remove that one first"
-            )
-        return statement.version
 
     # Reading
 
@@ -231,19 +163,7 @@ class LocalStore:
 
     def select(self, name: str) -> Entry:
         """The entry that `SENDER..RECEIVER[@TAG]` or the beginning of a digest (6 or more digits) names."""
-        entries = self.entries()
-        if DIGEST.fullmatch(name.ljust(64, "0")) and len(name) >= 6:
-            found = {e.ref.digest: e for e in reversed(entries) if e.ref is not None and e.ref.digest.startswith(name)}
-        else:
-            found = {e.ref.key: e for e in entries if e.ref is not None and name in _names(e.ref)}
-        if not found:
-            raise NotInStore(
-                f"{name[:200]}: no such asset; expected SENDER..RECEIVER[@TAG] or a digest, see `kvbridge registry ls`"
-            )
-        if len(found) > 1:
-            digests = ", ".join(sorted(e.ref.digest[:12] for e in found.values() if e.ref is not None)[:6])
-            raise UsageError(f"{name[:200]}: stands for {len(found)} assets ({digests}); name one by its digest")
-        return next(iter(found.values()))
+        return select(self.entries(), name)
 
     def verify(self, digest: str) -> Record:
         """Reads an object whole and admits it again; one that fails its digest goes to the quarantine.
@@ -264,15 +184,17 @@ class LocalStore:
                 raise
             problem = error
         with disk_errors(f"setting {digest[:12]} aside"):
-            aside = self._disk.set_aside(digest, str(problem))
+            aside = self._disk.set_aside(digest, str(problem), lambda folder: _intact(folder, digest))
         self._catalog.refresh()
+        if aside is None:
+            return self.verify(digest)
         raise CorruptFile(f"{problem}; moved to {aside}; publish or pull it again") from problem
 
     # Changing
 
     def tag(self, digest: str, tag: str) -> Ref:
         """Gives a translator in the store one more tag; copies nothing."""
-        ref = _translator_ref(self._describe(self.path(digest).name), check_tag(tag))
+        ref = translator_ref(self._describe(self.path(digest).name), check_tag(tag))
         with disk_errors(f"tagging {digest[:12]}"), self._disk.stage() as stage:
             self._refs.draft(ref, stage)
             self.path(digest)
@@ -280,11 +202,15 @@ class LocalStore:
         self._catalog.refresh()
         return ref
 
-    def remove(self, ref: Ref) -> None:
-        """Removes one name; the object stays until a collection finds no other name for it."""
+    def remove(self, ref: Ref) -> bool:
+        """Removes one name; the object stays until a collection finds no other name for it.
+
+        False, and nothing is removed, where the name is gone or has come to stand for another object.
+        """
         with disk_errors(f"removing {ref.tag}"):
-            self._refs.remove(ref.key)
+            removed = self._refs.remove(ref.key, ref.digest)
         self._catalog.refresh()
+        return removed
 
     def collect(self, plan: Plan | None = None) -> Plan:
         """Deletes what no name stands for, as planned (by default now); returns what was deleted."""
@@ -314,26 +240,9 @@ class LocalStore:
         return record_of(kind, digest, tree_bytes(folder), read_json(path), str(path))[0]
 
 
-def _source(source: str | Path | Mapping[str, Path]) -> tuple[Mapping[str, Path], str]:
-    if isinstance(source, Mapping):
-        return source, str(next(iter(source.values())).parent) if source else "nothing"
-    return folder_files(Path(source)), str(source)
-
-
 def _intact(folder: Path, digest: str) -> bool:
     """Whether a folder is byte for byte what has this digest, whatever its content is worth."""
     try:
         return verify_folder(folder, required=frozenset(folder_files(folder)) - {SUMS}) == digest
     except FileError:
         return False
-
-
-def _names(ref: Ref) -> set[str]:
-    return {f"{ref.label}@{ref.tag}", *([ref.label] if ref.tag == "main" else [])} if ref.label else set()
-
-
-def _translator_ref(record: Record, tag: str) -> Ref:
-    if record.sender is None or record.receiver is None:
-        raise UsageError(f"{record.digest}: expected a translator, found a {record.kind}")
-    scope = (record.sender.geometry, record.receiver.geometry)
-    return Ref("translator", scope, tag, record.digest, label=f"{record.sender.model_id}..{record.receiver.model_id}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from kvbridge.errors import Refused, UsageError
 from kvbridge.registry.admission import Policy
 from kvbridge.registry.hub import Hub
 from kvbridge.registry.kinds import folder_files
+from kvbridge.registry.refs import Refs
 from kvbridge.registry.signing import sign, verify_statement
 from kvbridge.registry.store import LocalStore
 
@@ -65,6 +67,27 @@ def test_an_older_version_is_refused_and_a_newer_one_replaces(store, strict, ass
         strict.publish(asset, signature=tmp_path / "v1")
     assert strict.entries()[0].ref.digest == new
     assert strict.publish(asset, signature=tmp_path / "v3").signed_version == 3
+
+
+def test_of_two_signed_writers_the_newer_version_stays(store, strict, asset, newer, keys, tmp_path, monkeypatch):
+    """The older one has looked at the version that stands, the newer one comes, the older one commits."""
+    for path, version in ((asset, 1), (newer, 2)):
+        sign(store.publish(path).digest, version, keys[0][0], tmp_path / f"v{version}")
+    other = LocalStore(strict.home, strict.policy)
+    late = threading.Thread(target=other.publish, args=(newer,), kwargs={"signature": tmp_path / "v2"})
+    real = Refs.draft
+
+    def draft(self, ref, stage):
+        if ref.signed_version == 1:
+            late.start()
+            late.join(0.5)
+        real(self, ref, stage)
+
+    monkeypatch.setattr(Refs, "draft", draft)
+    strict.publish(asset, signature=tmp_path / "v1")
+    late.join()
+    (entry,) = (e for e in strict.entries() if e.ref.kind == "translator")
+    assert entry.ref.signed_version == 2
 
 
 def test_a_changed_statement_is_not_signed(store, asset, keys, tmp_path):
