@@ -13,7 +13,7 @@ import torch
 
 from kvbridge.asset import Asset
 from kvbridge.bridge import Bridge, Evidence
-from kvbridge.cost import prefill_flops
+from kvbridge.cost import Speed, prefill_flops
 from kvbridge.errors import UsageError
 from kvbridge.gates.audit import Log
 from kvbridge.gates.reading import Inapplicable, Reading
@@ -55,7 +55,7 @@ class CalibratedGate:
     """Decides by a calibration. Nothing about a request raises: expected faults (no memory, an operating-system error, a
     signal that does not apply, NaN, time) are a Decision(discard) with their reason. A bug raises.
 
-    `calibration` None: uncalibrated. `switch`: False ends all use at once. `clock`, `now`: monotonic and wall seconds.
+    `calibration` None: uncalibrated. `speed`: of this device, so that decisions predict milliseconds. `switch`: False ends all use at once. `clock`, `now`: monotonic and wall seconds.
     """
 
     calibration: Calibration | None
@@ -65,15 +65,17 @@ class CalibratedGate:
     switch: Callable[[], bool] = lambda: True
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    speed: Speed | None = None
 
     def decide(self, evidence: Evidence) -> Decision:
         """The decision on one translated cache; it is logged before it is returned."""
         values: dict[str, float] = {}
         spent: dict[str, int] = {}
         decision = self._refused(evidence) or self._judged(evidence, values, spent)
-        flops = evidence.predicted_flops + sum(spent.values())
+        parts = {**evidence.parts, "gate": sum(spent.values())}
+        ms = None if self.speed is None else self.speed.ms(parts)
         digest = None if self.calibration is None else self.calibration.digest
-        decision = replace(decision, calibration=digest, predicted_flops=flops)
+        decision = replace(decision, calibration=digest, predicted_flops=sum(parts.values()), predicted_ms=ms)
         final = decision
         if self.policy.shadow and decision.accepted:
             final = replace(
@@ -166,13 +168,16 @@ class CalibratedGate:
             self.log(record)
         except OSError as error:
             return replace(
-                discard("fault", f"the decision could not be logged: {error}"), predicted_flops=final.predicted_flops
+                discard("fault", f"the decision could not be logged: {error}"),
+                predicted_flops=final.predicted_flops,
+                predicted_ms=final.predicted_ms,
             )
         return final
 
 
 class Ladder:
-    """Hands over with the cheapest repair plan that the gate accepts, up to where a prefill is cheaper.
+    """Hands over with the cheapest repair plan that the gate accepts, up to where a prefill takes fewer FLOPs: the rule that
+    its thresholds were calibrated under, whatever the device.
 
     `policies`: by tenant; another tenant gets `policy`. Everything else goes to CalibratedGate.
     """
@@ -187,28 +192,32 @@ class Ladder:
         policy: Policy | None = None,
         policies: Mapping[str, Policy] | None = None,
         ledger: Any = None,
+        speed: Speed | None = None,
         **gate: Any,
     ) -> None:
         self.calibration, self.receiver = calibration, receiver
         self._make = lambda tenant: Bridge(
             asset, sender=sender, receiver=receiver, ledger=ledger,
-            gate=CalibratedGate(calibration, (policies or {}).get(tenant, policy or Policy()), tenant, **gate),
+            gate=CalibratedGate(calibration, (policies or {}).get(tenant, policy or Policy()), tenant, speed=speed, **gate),
         )  # fmt: skip
         self._bridges: dict[str, Bridge] = {}
 
     def handoff(self, snapshot: KVSnapshot, text: str, *, tenant: str = "") -> Handoff:
-        """The first accepted handoff, else the last refusal; its decision counts the FLOPs of all attempts."""
+        """The first accepted handoff, else the last refusal; its decision counts FLOPs and milliseconds of all attempts."""
         bridge = self._bridges.setdefault(tenant, self._make(tenant))
         dense = prefill_flops(self.receiver.geometry, len(self.receiver.encode(text)))
-        spent, last = 0, 0
+        spent, spent_ms, last = 0, 0.0, 0
         handoff: Handoff | None = None
         for rung in self.calibration.rungs:
             if handoff is not None and spent + last >= dense:
                 break
             handoff = bridge.handoff(snapshot, text, repair=rung.plan)
-            last = handoff.decision.predicted_flops or 0
+            decision = handoff.decision
+            last = decision.predicted_flops or 0
             spent += last
-            if handoff.decision.accepted or handoff.decision.reason != "gate_refused":
+            spent_ms += decision.predicted_ms or 0.0
+            if decision.accepted or decision.reason != "gate_refused":
                 break
         assert handoff is not None
-        return replace(handoff, decision=replace(handoff.decision, predicted_flops=spent or None))
+        total = replace(handoff.decision, predicted_flops=spent or None, predicted_ms=spent_ms or None)
+        return replace(handoff, decision=total)

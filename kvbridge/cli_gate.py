@@ -35,6 +35,7 @@ def gate_calibrate(
     from kvbridge.asset import load_asset
     from kvbridge.bridge import Bridge
     from kvbridge.cli import say
+    from kvbridge.cli_gate_show import show
     from kvbridge.cli_run import models_of
     from kvbridge.errors import UsageError
     from kvbridge.gates.calibrate import calibrate
@@ -68,11 +69,56 @@ def gate_show(
 ) -> None:
     """Thresholds, guarantee, coverage, signals and their cost, and what would expire a calibration."""
     from kvbridge.asset import load_asset
+    from kvbridge.cli_gate_show import show
     from kvbridge.gates.calibration import load_calibration
 
     loaded = load_asset(asset)
     target = calibration or asset.with_name(asset.name + ".gate")
     show(load_calibration(target, loaded), loaded, target, as_json)
+
+
+@gate.command("time")
+def gate_time(
+    asset: Path,
+    calibration: Annotated[Path | None, typer.Option(help="Calibration folder; default: ASSET.gate.")] = None,
+    data: Annotated[str | None, typer.Option(help="Texts to make the prompt of; the demo's by default.")] = None,
+    tokens: Annotated[int, typer.Option(help="Prompt length in receiver tokens.", min=64)] = 2048,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are shown.", min=1)] = 5,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="Writes FLOPs per millisecond here, for predicted_ms.")] = None,
+    sender: Annotated[str | None, typer.Option(help="Sender, where the manifest's id is not where it lies.")] = None,
+    receiver: Annotated[str | None, typer.Option(help="Receiver, likewise.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Time prefill, handoff and signals on this device: the gate's share, and the speed that predicted_ms needs."""
+    import json
+
+    import torch
+
+    from kvbridge.asset import load_asset
+    from kvbridge.bridge import Bridge
+    from kvbridge.cli_gate_show import show_timing
+    from kvbridge.cli_run import models_of
+    from kvbridge.eval.items import demo_rows, read_raw
+    from kvbridge.eval.latency import longest_text
+    from kvbridge.files import write_file
+    from kvbridge.gates.calibration import load_calibration
+    from kvbridge.gates.timing import measure
+
+    torch.set_num_threads(threads)
+    loaded = load_asset(asset)
+    found = load_calibration(calibration or asset.with_name(asset.name + ".gate"), loaded)
+    ours, theirs = models_of(loaded, (sender, receiver), device)
+    raws = demo_rows("test") if data is None else read_raw(data)
+    texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
+    timing = measure(
+        Bridge(loaded, sender=ours, receiver=theirs), found.extras, longest_text(theirs, texts, tokens),
+        plan=found.rungs[0].plan, signals=found.signals, tokens=tokens, repeats=repeats,
+    )  # fmt: skip
+    if out is not None:
+        write_file(out, (json.dumps(timing.speed.to_json(), indent=1) + "\n").encode())
+    show_timing(timing, as_json)
 
 
 def samples_of(data: str | None, label: str, limit: int | None) -> list[Any]:
@@ -99,67 +145,3 @@ def samples_of(data: str | None, label: str, limit: int | None) -> list[Any]:
                 continue
             found.append(Sample(raw.id, raw.document, prompt + answers[0], (len(prompt),), answer=True))
     return found[:limit]
-
-
-def show(found: Any, asset: Any, where: Path, as_json: bool) -> None:
-    """A calibration for people or machines."""
-    from kvbridge.cli import emit, table
-    from kvbridge.cost import prefill_flops
-    from kvbridge.gates.costs import PARTS, Shape
-    from kvbridge.gates.reading import first_parameters
-    from kvbridge.gates.signals import SIGNALS
-
-    tokens = 2048
-    manifest = asset.manifest
-    plan = found.rungs[0].plan
-    shape = Shape(
-        manifest.sender, manifest.receiver, tokens, found.extras.basis_numbers, found.extras.halves_parameters,
-        first_parameters(asset.translator, max(1, plan.layers)),
-    )  # fmt: skip
-    dense = prefill_flops(manifest.receiver, tokens)
-    parts = sorted({p for s in found.signals for p in SIGNALS[s].parts})
-    share = {p: PARTS[p](shape) / dense for p in parts}
-    if as_json:
-        body = found.body()
-        emit({**body, "digest": found.digest, "gate_share_2048": sum(share.values()), "usable": found.usable})
-        return
-    print(f"{where}: digest {found.digest}")
-    print(f"damage: {found.label}" + ("" if found.tau is None else f", τ = {found.tau:g}"))
-    report = found.report
-    rows = []
-    for name, level, alpha in (
-        ("use", found.strict, found.alpha),
-        ("use_approximate", found.lenient, found.lenient_alpha),
-    ):
-        seen = report.get("strict" if name == "use" else "lenient")
-        if level is None:
-            rows.append([name, f"{alpha:.1%}", "none holds", "", "", ""])
-        else:
-            risk = seen and seen["risk_ci"]
-            rows.append([
-                name, f"{alpha:.1%}", f"{level.threshold:.4f}", f"{level.failures} of {level.items}",
-                f"{seen['coverage']:.1%}" if seen else "–", f"{risk[0]:.1%} to {risk[1]:.1%}" if risk else "–",
-            ])  # fmt: skip
-    table(
-        f"P(damaged | accepted) ≤ α at confidence {1 - found.delta:.0%}",
-        ["verdict", "α", "threshold", "failures when set", "coverage, third part", "risk there, 95 %"], rows,
-    )  # fmt: skip
-    if not found.usable:
-        print(found.refusal)
-    scores = report.get("auroc", {})
-    table(
-        f"signals: AUROC for damage on the third part ({report.get('items', 0)} requests); all together {report.get('auroc_score')}",
-        ["signal", "AUROC by column", f"share of a {tokens}-token prefill"],
-        [
-            [
-                s, ", ".join(f"{c} {scores[c]:.2f}" for c in SIGNALS[s].columns if c in scores) or "–",
-                " + ".join(f"{p} {share[p]:.2%}" for p in SIGNALS[s].parts) or "0",
-            ]
-            for s in found.signals
-        ],
-    )  # fmt: skip
-    print(f"all signals together: {sum(share.values()):.2%} of a prefill of {tokens} tokens (shared parts once)")
-    print(
-        "expires with: another translator, either model's weights, tokenizer, dtype or adapter; another damage label or "
-        "repair plan; requests unlike the calibration texts (digest " + found.corpus_digest[:12] + "…)"
-    )

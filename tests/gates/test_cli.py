@@ -42,7 +42,21 @@ def test_show(kvbridge, calibrated):
     assert body["needed"] == 149
     assert body["gate_share_2048"] > 0
     shown = kvbridge("gate", "show", asset, "--calibration", folder)[0]
-    for word in ("use_approximate", "none holds", "expires with", "sender_first", "of a prefill of 2048 tokens"):
+    assert body["levels"]["use_approximate"]["threshold"] == 0.6
+    assert body["levels"]["use"]["threshold"] is None
+    assert body["levels"]["use_approximate"]["failures_when_set"] == 1
+    assert set(body["signal_table"]) == set(body["signals"])
+    assert any("translator" in reason for reason in body["expires_with"])
+    for word in (
+        "repair plans: sinks 2, tail 11",
+        "score 10, thresholds 400",
+        "1 of 400",
+        "use_approximate",
+        "none holds",
+        "expires with",
+        "sender_first",
+        "of a prefill of 2048 tokens",
+    ):
         assert word in shown
 
 
@@ -57,3 +71,17 @@ def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
         _, stderr = kvbridge(*arguments, code=code)
         assert stderr.startswith("kvbridge: ")
         assert len(stderr.strip().splitlines()) == 1
+
+
+def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
+    monkeypatch.setattr("kvbridge.cli_run.models_of", lambda *_: [pair.sender, pair.receiver])
+    asset, folder = calibrated
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n\n".join(pair.texts))
+    common = ("gate", "time", asset, "--calibration", folder, "--data", texts, "--tokens", 200, "--repeats", 1)
+    body = json.loads(kvbridge(*common, "--json", "--out", tmp_path / "speed.json")[0])
+    speed = json.loads((tmp_path / "speed.json").read_text())
+    assert speed == body["flops_per_ms"]
+    assert body["gate_share"] == pytest.approx(body["gate_ms"] / body["prefill_ms"])
+    assert body["tokens"] == 200
+    assert "of a prefill measured" in kvbridge(*common)[0]

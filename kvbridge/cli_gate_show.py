@@ -1,0 +1,130 @@
+"""What `kvbridge gate` prints: a calibration's promise, and what its signals cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kvbridge.asset import Asset
+from kvbridge.cli import emit, table
+from kvbridge.cost import prefill_flops
+from kvbridge.gates.costs import PARTS, Shape
+from kvbridge.gates.labels import LABELS
+from kvbridge.gates.reading import first_parameters
+from kvbridge.gates.sealed import Calibration
+from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.timing import Timing
+
+TOKENS = 2048
+EXPIRES = (
+    "another translator (digest)",
+    "a change of either model's weights, adapters, tokenizer, RoPE, settings or cache dtype (digests)",
+    "another repair plan than the calibrated ones",
+    "Policy.valid_until, where the caller sets it",
+    "requests unlike the calibration texts (nothing detects this; calibrate on texts like those to come)",
+)
+
+
+def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
+    """Counted FLOPs of each part of the gate's work over a prefill of TOKENS tokens."""
+    manifest = asset.manifest
+    shape = Shape(
+        manifest.sender, manifest.receiver, TOKENS, found.extras.basis_numbers, found.extras.halves_parameters,
+        first_parameters(asset.translator, max(1, found.rungs[0].plan.layers)),
+    )  # fmt: skip
+    dense = prefill_flops(manifest.receiver, TOKENS)
+    return {p: PARTS[p](shape) / dense for p in sorted({p for s in found.signals for p in SIGNALS[s].parts})}
+
+
+def levels_of(found: Calibration) -> dict[str, dict[str, Any]]:
+    """Both verdicts: α, threshold, what it was set on, and coverage and risk on the part that chose nothing."""
+    body = {}
+    for verdict, name, alpha in (("use", "strict", found.alpha), ("use_approximate", "lenient", found.lenient_alpha)):
+        level = found.strict if name == "strict" else found.lenient
+        seen = found.report.get(name) or {}
+        body[verdict] = {
+            "alpha": alpha, "confidence": 1 - found.delta, "threshold": level and level.threshold,
+            "accepted_when_set": level and level.items, "failures_when_set": level and level.failures,
+            "p": level and level.p, "coverage": seen.get("coverage"), "risk_ci": seen.get("risk_ci"),
+        }  # fmt: skip
+    return body
+
+
+def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
+    """A calibration for people or machines."""
+    share, scores = costs_of(found, asset), found.report.get("auroc", {})
+    signals: dict[str, dict[str, Any]] = {
+        s: {"auroc": {c: scores.get(c) for c in SIGNALS[s].columns}, "cost_share": {p: share[p] for p in SIGNALS[s].parts},
+            "about": SIGNALS[s].about}
+        for s in found.signals
+    }  # fmt: skip
+    if as_json:
+        emit({
+            **found.body(), "digest": found.digest, "usable": found.usable, "levels": levels_of(found),
+            "signal_table": signals, "auroc_score": found.report.get("auroc_score"), "gate_share_2048": sum(share.values()),
+            "expires_with": list(EXPIRES), "refusal": None if found.usable else found.refusal,
+        })  # fmt: skip
+        return
+    limit = "" if found.tau is None else f", τ = {found.tau:g}"
+    print(f"{where}: digest {found.digest}, of translator {found.translator[:12]}…")
+    print(f"damage: {found.label}{limit} ({LABELS[found.label].about})")
+    print("repair plans: " + "; ".join(f"sinks {r.plan.sinks}, tail {r.plan.tail}, layers {r.plan.layers}" for r in found.rungs))  # fmt: skip
+    print("requests by part: " + ", ".join(f"{part} {n}" for part, n in found.counts.items()))
+    levels(found)
+    if not found.usable:
+        print(found.refusal)
+    elif found.strict is None:
+        print(f"`use` at α = {found.alpha:g} takes {found.needed} accepted requests without a failure")
+    if found.conformal is not None:
+        print(
+            f"conformal risk control: P(accepted and damaged) ≤ {found.alpha:g} on average at threshold {found.conformal:.4f}"
+        )
+    table(
+        f"signals: AUROC for damage on the third part ({found.report.get('items', 0)} requests); all together {found.report.get('auroc_score')}",
+        ["signal", "AUROC by column", f"share of a {TOKENS}-token prefill"],
+        [
+            [
+                s, ", ".join(f"{c} {v:.2f}" for c, v in body["auroc"].items() if v is not None) or "–",
+                " + ".join(f"{p} {v:.2%}" for p, v in body["cost_share"].items()) or "0",
+            ]
+            for s, body in signals.items()
+        ],
+    )  # fmt: skip
+    print(f"all signals together: {sum(share.values()):.2%} of a prefill of {TOKENS} tokens (shared parts once)")
+    print(f"expires with: {'; '.join(EXPIRES)}; calibration texts: digest {found.corpus_digest[:12]}…")
+
+
+def levels(found: Calibration) -> None:
+    """The table of thresholds and their guarantee."""
+    rows = []
+    for verdict, level in levels_of(found).items():
+        threshold, risk, coverage = level["threshold"], level["risk_ci"], level["coverage"]
+        rows.append([
+            verdict, f"{level['alpha']:.1%}", "none holds" if threshold is None else f"{threshold:.4f}",
+            "" if threshold is None else f"{level['failures_when_set']} of {level['accepted_when_set']}",
+            "–" if coverage is None else f"{coverage:.1%}", f"{risk[0]:.1%} to {risk[1]:.1%}" if risk else "–",
+        ])  # fmt: skip
+    table(
+        f"P(damaged | accepted) ≤ α at confidence {1 - found.delta:.0%}",
+        ["verdict", "α", "threshold", "failures when set", "coverage, third part", "risk there, 95 %"], rows,
+    )  # fmt: skip
+
+
+def show_timing(found: Timing, as_json: bool) -> None:
+    """Measured times for people or machines."""
+    if as_json:
+        emit(found.to_json())
+        return
+    rows = [[name, f"{ms:.1f}", f"{ms / found.prefill_ms:.2%}"] for name, ms in found.signals_ms.items()]
+    table(
+        f"{found.tokens} tokens, {found.threads} thread(s), median of {found.repeats}",
+        ["what", "ms", "share of prefill"],
+        [
+            ["prefill", f"{found.prefill_ms:.1f}", "100 %"],
+            ["handoff", f"{found.handoff_ms:.1f}", f"{found.handoff_ms / found.prefill_ms:.2%}"],
+            *rows,
+        ],
+    )
+    print(
+        f"all signals: {found.gate_ms:.1f} ms, {found.gate_share:.2%} of a prefill measured, {found.gate_flops_share:.2%} counted"
+    )

@@ -1,0 +1,112 @@
+"""Costs by part in FLOPs and milliseconds: what is measured, what a decision then predicts, and refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import kvbridge
+from kvbridge import Bridge, RepairPlan
+from kvbridge.cost import Speed, forward_flops, handoff_parts, prefill_flops
+from kvbridge.errors import CorruptFile, DataError, UsageError
+from kvbridge.gates import policy as policies
+from kvbridge.gates import timing
+from kvbridge.gates.extras import Extras
+from kvbridge.gates.policy import CalibratedGate, Ladder, Policy
+from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.timing import measure
+from tests.gates.conftest import PLAN, made_calibration
+from tests.models import random_texts
+
+SPEED = Speed(prefill=100.0, translate=50.0, repair=20.0, gate=10.0)
+
+
+def handed(pair, **options):
+    gate = CalibratedGate(made_calibration(pair), **options)
+    return pair.bridge(gate).handoff(kvbridge.capture(pair.sender, pair.texts[0]), pair.texts[0], repair=PLAN).decision
+
+
+def test_parts_are_what_was_done(pair):
+    evidence = pair.evidence()
+    tokens, geometry = len(evidence.ids), pair.receiver.geometry
+    covered = int(evidence.alignment.covered.sum())
+    assert evidence.parts["translate"] == 2 * pair.asset.translator.parameters * covered
+    assert evidence.parts["prefill"] == forward_flops(geometry, tokens, 0, layers=1)
+    assert evidence.predicted_flops == sum(evidence.parts.values())
+    assert handoff_parts(geometry, tokens, first_layers=len(geometry.layers))["prefill"] < prefill_flops(
+        geometry, tokens
+    )
+
+
+def test_milliseconds_are_predicted_where_the_speed_is_known(pair):
+    assert handed(pair).predicted_ms is None
+    found = handed(pair, speed=SPEED)
+    parts = pair.evidence().parts
+    gate = found.predicted_flops - sum(parts.values())
+    assert gate > 0
+    assert found.predicted_ms == pytest.approx(
+        parts["translate"] / 50 + parts["prefill"] / 100 + parts["repair"] / 20 + gate / 10
+    )
+    refused = handed(pair, speed=SPEED, policy=Policy(enabled=False))
+    assert refused.predicted_ms == pytest.approx(found.predicted_ms - gate / 10), "what was spent before the refusal"
+
+
+def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
+    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
+    made = made_calibration(pair)
+    score = type(made.rungs[0].score)(("length",), (0.0,), (1.0,), (0.0,), 9.0)
+    rungs = tuple(type(made.rungs[0])(RepairPlan(sinks=2, tail=t), score, {}) for t in (11, 12))
+    ladder = Ladder(
+        pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=made_calibration(pair, rungs=rungs),
+        speed=SPEED,
+    )  # fmt: skip
+    text = pair.texts[0]
+    decision = ladder.handoff(kvbridge.capture(pair.sender, text), text).decision
+    assert not decision.accepted
+    single = [
+        CalibratedGate(made_calibration(pair, rungs=(r,)), speed=SPEED).decide(pair.evidence(plan=r.plan))
+        for r in rungs
+    ]
+    assert decision.predicted_ms == pytest.approx(sum(d.predicted_ms for d in single))
+    assert decision.predicted_flops == sum(d.predicted_flops for d in single)
+
+
+def test_speed_round_trips_and_refuses_nonsense():
+    assert Speed.from_json(json.loads(json.dumps(SPEED.to_json())), "x") == SPEED
+    for body in ({}, [], {**asdict(SPEED), "gate": 0}, {**asdict(SPEED), "gate": True}, {**asdict(SPEED), "gate": float("nan")}, {**asdict(SPEED), "paging": 1.0}):  # fmt: skip
+        with pytest.raises(CorruptFile, match="FLOPs per millisecond"):
+            Speed.from_json(body, "x")
+
+
+def test_measured_times_and_speed(pair, monkeypatch):
+    """With a clock that ticks once per look, every piece takes as long as another."""
+    ticks = iter(range(1_000_000))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(ticks) / 1000)
+    text = " ".join(random_texts(8, 260, seed=2))
+    found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=3)
+    assert (found.tokens, found.repeats, found.threads) == (300, 3, torch.get_num_threads())
+    assert set(found.signals_ms) == set(SIGNALS)
+    assert found.prefill_ms == pytest.approx(1.0)
+    assert found.gate_ms == pytest.approx(len(SIGNALS))
+    assert found.gate_share == pytest.approx(len(SIGNALS))
+    assert found.prefill_flops == prefill_flops(pair.receiver.geometry, 300)
+    assert found.speed.prefill == pytest.approx(found.prefill_flops)
+    assert found.speed.repair == pytest.approx(found.handoff_parts["repair"])
+    assert found.gate_flops_share == found.gate_flops / found.prefill_flops
+    assert json.loads(json.dumps(found.to_json()))["flops_per_ms"] == found.speed.to_json()
+
+
+def test_refusals_say_what_to_do(pair):
+    text = " ".join(random_texts(8, 260, seed=2))
+    with pytest.raises(UsageError, match="fewer --tokens"):
+        measure(pair.bridge(), pair.extras, pair.texts[0], plan=PLAN, tokens=2000)
+    with pytest.raises(UsageError, match="positions"):
+        measure(pair.bridge(), pair.extras, text * 9, plan=PLAN, tokens=2000)
+    with pytest.raises(DataError, match="leverage"):
+        measure(pair.bridge(), Extras(), text, plan=PLAN, tokens=200, repeats=1)
+    same = Bridge(None, sender=pair.receiver, receiver=pair.receiver)
+    with pytest.raises(DataError, match="nothing is translated"):
+        measure(same, pair.extras, text, plan=PLAN, tokens=200, repeats=1)
