@@ -1,6 +1,7 @@
 """Push to and pull from a Hugging Face Hub: one atomic commit plus a tag, and downloads of one resolved commit.
 
-A repository holds one translator at its root and what is bound to it in `<kind>/<tag>/`.
+A repository holds one translator at its root and what is bound to it in `<kind>/<tag>/`. Where its card says more than
+the asset's own, which is part of the asset, that one lies in `asset/`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kvbridge.registry.store import LocalStore
 
 HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # that of the HTTP package in use: its name differs between releases
 MAX_FILES = 10_000
+CARD, OWN_CARD = "README.md", "asset/README.md"
 _ROOT = frozenset({*KINDS["translator"].required, SUMS})
 _BOUND = re.compile(r"(controls|calibration|signature)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})/([A-Za-z0-9._-]{1,99})")
 
@@ -50,11 +52,18 @@ class Hub:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="kvbridge")
 
     def push(
-        self, store: LocalStore, digest: str, repo: str, *, tag: str | None = None, private: bool | None = None
+        self,
+        store: LocalStore,
+        digest: str,
+        repo: str,
+        *,
+        tag: str | None = None,
+        private: bool | None = None,
+        section: str | None = None,
     ) -> Pushed:
         """Uploads a translator and everything bound to it in one commit, then tags it (by default with its content).
 
-        Objects are verified first. A tag that stands for another commit is never moved, and a commit that came
+        Objects are verified first. `section` is added to the repository's card, the asset stays as it is. A tag that stands for another commit is never moved, and a commit that came
         between is not overwritten: both raise TransferFailed.
         """
         if store.verify(digest).kind != "translator":
@@ -63,7 +72,11 @@ class Hub:
         for ref in store.bound(digest):
             store.verify(ref.digest)
             wanted |= {f"{ref.kind}/{ref.tag}/{path.name}": path for path in store.path(ref.digest).iterdir()}
-        content = digest_json({name: path.parent.name for name, path in wanted.items()})
+        content = digest_json({name: path.parent.name for name, path in wanted.items()} | {"": section or ""})
+        uploads: dict[str, str | bytes] = {name: str(path) for name, path in wanted.items()}
+        if section is not None:
+            uploads[OWN_CARD] = uploads[CARD]
+            uploads[CARD] = wanted[CARD].read_bytes() + f"\n{section}".encode()
         own = tag is None
         tag = check_tag(tag or f"kvbridge-{digest[:12]}-{content[:12]}")
         with _hub_errors(f"pushing to {repo}"):
@@ -73,11 +86,11 @@ class Hub:
             if there not in (None, head.sha) and not own:
                 raise TransferFailed(f"{repo}: tag {tag!r} stands for commit {there} already; choose another")
             names = {s.rfilename for s in head.siblings or ()}
-            stale = sorted(name for name in names - set(wanted) if name in _ROOT or _BOUND.fullmatch(name))
+            stale = sorted(name for name in names - set(uploads) if _ours(name))
             commit = self._api.create_commit(
                 repo,
                 [
-                    *(CommitOperationAdd(name, str(path)) for name, path in sorted(wanted.items())),
+                    *(CommitOperationAdd(name, uploads[name]) for name in sorted(uploads)),
                     *(CommitOperationDelete(name) for name in stale),
                 ],
                 commit_message=f"Publish translator {digest[:12]}",
@@ -104,7 +117,7 @@ class Hub:
         siblings = info.siblings or []
         if len(siblings) > MAX_FILES or not info.sha:
             raise Refused(f"{repo}: {len(siblings)} files; expected a repository that kvbridge pushed")
-        sizes = {s.rfilename: s.size or 0 for s in siblings if s.rfilename in _ROOT or _BOUND.fullmatch(s.rfilename)}
+        sizes = {s.rfilename: s.size or 0 for s in siblings if _ours(s.rfilename)}
         if missing := _ROOT - set(sizes):
             raise Refused(
                 f"{repo}: {', '.join(sorted(missing))} is missing; expected a repository that kvbridge pushed"
@@ -156,14 +169,20 @@ class Hub:
 def _groups(folder: Path, names: Mapping[str, int], within: Path) -> dict[tuple[str, str], dict[str, Path]]:
     """(kind, tag) → file name → where the downloaded bytes are; what was not downloaded into `within` is refused."""
     groups: dict[tuple[str, str], dict[str, Path]] = {}
-    for name in sorted(names):
+    for name in sorted(names):  # the asset's own card comes after the repository's and takes its place
         match = _BOUND.fullmatch(name)
         key, file = (("translator", ""), name) if match is None else ((match[1], match[2]), match[3])
+        file = CARD if name == OWN_CARD else file
         path = (folder / name).resolve()
         if not path.is_relative_to(within):
             raise Refused(f"{name}: was downloaded to {path}, outside {within}")
         groups.setdefault(key, {})[file] = path
     return groups
+
+
+def _ours(name: str) -> bool:
+    """Whether a push writes and a pull fetches a file of that name."""
+    return name in _ROOT or name == OWN_CARD or _BOUND.fullmatch(name) is not None
 
 
 def _expected(files: Mapping[str, Path], expect: str, repo: str) -> None:

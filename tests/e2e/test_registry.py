@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_cli import few
+from tests.e2e.test_cli import few, kvbridge
 from tests.registry import hub_server
 
 DOC = Path(__file__).parents[2] / "docs" / "registry.md"
@@ -35,7 +35,7 @@ def small(commands: str) -> str:
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
-    """The folder in which the documented commands ran, what they printed, and the Hub they used."""
+    """The folder in which the documented commands ran, what they printed, the Hub they used and its address."""
     folder = tmp_path_factory.mktemp("walk")
     few(folder / "data", documents=40)
     (folder / "handoff.py").write_text(block("python"), "utf-8")
@@ -52,11 +52,11 @@ def walked(tmp_path_factory):
             timeout=600,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        yield folder, done.stdout, state
+        yield folder, done.stdout, state, address
 
 
 def test_the_documented_commands_end_in_a_handoff(walked):
-    _, printed, state = walked
+    _, printed, state, _ = walked
     *_, decided, text = printed.strip().splitlines()
     assert re.fullmatch(r"use_approximate approximate (\d+) of \d+ tokens", decided)
     assert len(text) > len("Tom walked to the harbour. The ferry was late, so Tom sat down and")
@@ -80,7 +80,7 @@ def test_control_set_and_calibration_travel_and_load(walked):
     from kvbridge.gates.calibration import load_calibration
     from kvbridge.registry.store import LocalStore
 
-    folder, _, state = walked
+    folder, _, state, _ = walked
     here, there = LocalStore(folder / "here"), LocalStore(folder / "there")
     digest = here.select("demo:sender..demo:receiver").ref.digest
     asset = load_asset(there.path(digest))
@@ -97,3 +97,17 @@ def test_control_set_and_calibration_travel_and_load(walked):
     manifest = json.loads(files["manifest.json"])
     assert set(manifest["scores"]["token_only"]) == {"k_r2", "v_r2"}
     assert f"{manifest['scores']['token_only']['v_r2'][1]:.3f}" in card
+
+
+def test_an_evaluation_of_the_asset_goes_onto_the_repository_s_card(walked):
+    folder, _, state, address = walked
+    kvbridge("eval", "run", folder / "asset", "--out", folder / "run", "--limit", 6, "--tasks", "recall")
+    words = ("push", "demo:sender..demo:receiver", "org/pair", "--summary", folder / "run" / "summary.json")
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment |= {"HF_ENDPOINT": address, "HF_TOKEN": "hf_loopback", "KVBRIDGE_HOME": str(folder / "here")}
+    command = [sys.executable, "-m", "kvbridge.cli", "registry", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    card = state.repos["org/pair"].commits[state.repos["org/pair"].names["main"]]["README.md"].decode()
+    for name in ("native", "sender", "translated", "token_only", "wrong_document"):
+        assert f"| `{name}` | 6 |" in card
