@@ -23,7 +23,7 @@ from kvbridge.eval.sharing import SharedTranslator
 from kvbridge.eval.start import Start, Stopwatch, forward
 from kvbridge.handoff import Handoff
 from kvbridge.models import Model
-from kvbridge.prefill import capture
+from kvbridge.prefill import capture, run_decoder
 from kvbridge.snapshot import KVSnapshot
 
 
@@ -159,7 +159,7 @@ def _prefill(model: Model, ids: Tensor, *, share: float, sinks: int = 0, tail_fr
     cache = DynamicCache(config=model.model.config)
     watch = Stopwatch(model)
     if sinks:
-        forward(model, ids[None, :sinks], cache, 0, keep=1)
+        run_decoder(model, ids[None, :sinks], cache=cache)
     logits = forward(model, ids[None, tail_from:], cache, tail_from, keep=1)[0, -1].float()
     return Start(model, logits, cache, len(ids), watch.ms(), share)
 

@@ -38,7 +38,7 @@ class Size:
     items: int
 
 
-FULL = Size(train=120, validation=16, scored=8, items=200)
+FULL = Size(train=120, validation=16, scored=8, items=180)
 QUICK = Size(train=30, validation=6, scored=4, items=20)
 CONFIG = FitConfig(
     layers=16,

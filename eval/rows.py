@@ -212,19 +212,23 @@ class RowWriter:
 
     def write(self, row: Row) -> Row:
         """Append `row` and flush; returns it as stored (a NaN makes it an excluded row). Raises EvalError."""
-        if row.pair != self.pair:
-            raise EvalError(f"expected a row of pair {self.pair}, found {row.pair}")
-        if row.key in self.done:
-            raise EvalError(f"(item, task, condition) {row.key} is already in {self.path}")
-        stored = row.checked()
-        self._file.write(json.dumps(asdict(stored), ensure_ascii=False, allow_nan=False, sort_keys=True) + "\n")
-        self._file.flush()
-        self.done.add(stored.key)
-        return stored
+        return self.write_all([row])[0]
 
-    def write_all(self, rows: Iterable[Row]) -> None:
+    def write_all(self, rows: Iterable[Row]) -> list[Row]:
+        """Append several rows in one piece, so that a killed run seldom leaves part of an item; returns them as stored.
+        Raises EvalError, then none of them is written."""
+        stored: dict[Key, Row] = {}
         for row in rows:
-            self.write(row)
+            if row.pair != self.pair:
+                raise EvalError(f"expected a row of pair {self.pair}, found {row.pair}")
+            if row.key in self.done or row.key in stored:
+                raise EvalError(f"(item, task, condition) {row.key} is already in {self.path}")
+            stored[row.key] = row.checked()
+        lines = (json.dumps(asdict(r), ensure_ascii=False, allow_nan=False, sort_keys=True) for r in stored.values())
+        self._file.write("".join(f"{line}\n" for line in lines))
+        self._file.flush()
+        self.done |= stored.keys()
+        return list(stored.values())
 
     def __enter__(self) -> Self:
         return self

@@ -178,13 +178,19 @@ def pair_digest(setup: Setup) -> str:
     """Digest of both models, the translator, its controls, the repair and the gate: rows of different ones never mix."""
     asset = setup.bridge.asset
     translator = asset.digest if asset is not None else None
-    gate = None
-    if setup.gated is not None:
-        calibration = getattr(setup.gated.gate, "calibration", None)
-        gate = type(setup.gated.gate).__name__ if calibration is None else calibration.digest
     plan = [setup.plan.sinks, setup.plan.tail, setup.plan.layers, list(setup.plan.tokens)]
     models = [setup.sender.geometry.digest, setup.receiver.geometry.digest]
-    return digest_json([*models, translator, setup.controls_digest, plan, gate])
+    return digest_json([*models, translator, setup.controls_digest, plan, gate_name(setup)])
+
+
+def gate_name(setup: Setup) -> str | None:
+    """The gate's calibration by its digest, else its name or type; None without a gate."""
+    if setup.gated is None:
+        return None
+    calibration = getattr(setup.gated.gate, "calibration", None)
+    if calibration is not None:
+        return str(calibration.digest)
+    return str(getattr(setup.gated.gate, "name", type(setup.gated.gate).__name__))
 
 
 def pair_meta(setup: Setup) -> dict[str, Any]:
@@ -198,6 +204,7 @@ def pair_meta(setup: Setup) -> dict[str, Any]:
         "receiver_digest": setup.receiver.geometry.digest,
         "translator_digest": asset.digest if asset is not None else None,
         "controls_digest": setup.controls_digest,
+        "gate": gate_name(setup),
     }
 
 

@@ -133,12 +133,15 @@ def eval_run(
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Run folder; a cut run there continues.")] = Path("runs/eval"),
     conditions: Annotated[
-        str | None, typer.Option(help="Comma-separated; default: all but raw_sender and gated.")
+        str | None, typer.Option(help="Comma-separated; default: all that apply, each at both tails.")
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Comma-separated; default: all in the data.")] = None,
     limit: Annotated[int | None, typer.Option(help="Items per task.", min=2)] = None,
     controls: Annotated[Path | None, typer.Option(help="Control set; default: ASSET.controls.")] = None,
-    calibration: Annotated[Path | None, typer.Option(help="For gated: calibration; default: ASSET.gate.")] = None,
+    gate: Annotated[
+        str | None,
+        typer.Option(help="Also gated: always-accept, always-refuse or a calibration folder (for gated: ASSET.gate)."),
+    ] = None,
     sender: Annotated[str | None, typer.Option(help="Sender, where the manifest's id is not where it lies.")] = None,
     receiver: Annotated[str | None, typer.Option(help="Receiver, likewise.")] = None,
     device: Device = "cpu",
@@ -157,7 +160,7 @@ def eval_run(
         split(tasks),
         limit,
         controls,
-        calibration,
+        gate,
         (sender, receiver),
         device,
         processes,

@@ -18,10 +18,12 @@ from rich.console import Console
 import kvbridge
 from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
+from kvbridge.bridge import Gate
 from kvbridge.cli import emit, say, table
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.conditions import CONDITIONS
 from kvbridge.eval.display import Terminal
+from kvbridge.eval.fixed_gates import FIXED_GATES
 from kvbridge.eval.items import demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
@@ -38,6 +40,7 @@ from kvbridge.fitting.memory import check_memory, plan_memory
 from kvbridge.gates.calibration import load_calibration
 from kvbridge.gates.policy import CalibratedGate
 from kvbridge.models import Model
+from kvbridge.repair import RepairPlan
 
 DEMO_CONFIG = FitConfig(max_tokens=256)
 DEMO_DOCUMENTS = {"train": 240, "validation": 48, "test": 16}
@@ -141,15 +144,14 @@ def run_fit(
 
 def run_eval(
     path: Path, data: str | None, out: Path, conditions: tuple[str, ...] | None, tasks: tuple[str, ...] | None,
-    limit: int | None, controls: Path | None, calibration: Path | None, names: tuple[str | None, str | None], device: str,
+    limit: int | None, controls: Path | None, gate_of: str | None, names: tuple[str | None, str | None], device: str,
     processes: int, as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge eval run`."""
     asset = load_asset(path)
-    gate, plan = None, None
-    if "gated" in (conditions or ()):
-        found = load_calibration(calibration or path.with_name(path.name + ".gate"), asset)
-        gate, plan = CalibratedGate(found), found.rungs[0].plan
+    if gate_of is not None and conditions is not None and "gated" not in conditions:
+        conditions = (*conditions, "gated")
+    gate, plan = gate_for(asset, gate_of) if gate_of is not None or "gated" in (conditions or ()) else (None, None)
     unknown = [c for c in conditions or () if c not in CONDITIONS and parsed(c) is None] + [
         t for t in tasks or () if t not in TASKS
     ]
@@ -167,6 +169,19 @@ def run_eval(
     )  # fmt: skip
     say(f"report: {out / REPORT}")
     show(summary, as_json)
+
+
+def gate_for(asset: Asset, given: str | None) -> tuple[Gate, RepairPlan | None]:
+    """A gate that looks at nothing, or the calibration in the folder `given` (default: ASSET.gate) with its repair plan."""
+    if given in FIXED_GATES:
+        return FIXED_GATES[given], None
+    where = Path(given) if given is not None else asset.path.with_name(asset.path.name + ".gate")
+    if not where.is_dir():
+        raise UsageError(
+            f"no calibration stands at {where}: run kvbridge gate calibrate, or give --gate {', '.join(FIXED_GATES)} or a folder"
+        )
+    found = load_calibration(where, asset)
+    return CalibratedGate(found), found.rungs[0].plan
 
 
 def run_screen(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kvbridge.eval.plans import DEFAULT
+
 
 def kvbridge(*arguments: object, code: int = 0) -> tuple[str, str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -58,7 +60,7 @@ def test_fit_verify_inspect_and_evaluate(asset: Path, tmp_path: Path) -> None:
     first = json.loads(kvbridge(*run)[0])
     assert set(first["conditions"]) >= {"native", "sender", "translated", "token_only", "wrong_document", "tail_only32"}
     rows = (out / "rows.jsonl").read_text("utf-8").splitlines()
-    assert len(rows) == 12 * 9
+    assert len(rows) == 12 * len(DEFAULT)
     for name in ("run.json", "summary.json", "report.html", "summary.md"):
         assert (out / name).stat().st_size > 0
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kvbridge
+from kvbridge import demo
 from kvbridge.eval.rows import Row
 
 PAIR = "sha256:pair"
@@ -84,3 +87,24 @@ def make_rows(
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[..., list[Row]]:
     return make_rows
+
+
+@pytest.fixture(scope="session")
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the first demo documents of each split."""
+    folder = tmp_path_factory.mktemp("demo") / "data"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        lines = demo.texts(split).read_text("utf-8").splitlines()[:16]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_asset(demo_data: Path) -> Path:
+    """A rough translator of the demo pair on disk, with its controls."""
+    sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
+    config = kvbridge.FitConfig(layers=1, max_tokens=64, force=True, cosine_documents=1)
+    path = demo_data.parent / "asset"
+    kvbridge.save_asset(kvbridge.fit(sender, receiver, str(demo_data), config=config), path)
+    return path

@@ -219,3 +219,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     assert read_rows(tmp_path / "rows.jsonl").rows == []
+
+
+def test_a_batch_with_a_row_twice_is_refused_whole(tmp_path: Path) -> None:
+    one = Row(pair="p", item="a", document="d", task="recall", condition="native", correct=1)
+    with RowWriter(tmp_path / "rows.jsonl", "p") as writer:
+        with pytest.raises(EvalError, match="already in"):
+            writer.write_all([one, one])
+        assert writer.write_all([one]) == [one]
+    assert len(read_rows(tmp_path / "rows.jsonl").rows) == 1

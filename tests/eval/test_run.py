@@ -84,10 +84,12 @@ def test_native_loss_is_that_of_one_plain_forward() -> None:
 
 
 def test_tail_only_is_a_forward_of_sinks_and_tail_at_their_own_positions() -> None:
-    item = items()[0]
+    raw = RawItem("long", "d", {"text": random_texts(1, 900)[0]})
+    (item, *_) = Continuation(context=60, continuation=6).items(raw, receiver())
     start = CONDITIONS["tail_only32"](Prompt(setup(), item, ""))
     ids, count = receiver().encode(item.prompt).ids, len(receiver().encode(item.prompt))
     kept = [i for i in range(count) if i < 4 or i >= count - 32]
+    assert len(kept) == 36
     mask = torch.ones((1, len(kept)), dtype=torch.int64)
     plain = receiver().model(ids[kept][None], position_ids=torch.tensor([kept]), attention_mask=mask).logits[0, -1]
     assert torch.allclose(start.logits, plain.float(), atol=1e-4)
