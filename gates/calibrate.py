@@ -22,7 +22,7 @@ from kvbridge.gates.levels import fit_levels, report_of, whole
 from kvbridge.gates.passing import Sample, watch
 from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.sealed import Calibration
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.repair import RepairPlan
 
 
@@ -41,7 +41,7 @@ def read_signals(
     evidence: Evidence, extras: Extras, names: Sequence[str] = tuple(SIGNALS)
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Column → number (NaN where a signal does not apply) and FLOPs by part."""
-    reading = Reading(evidence, extras)
+    reading = Reading(evidence, extras, planned=parts_of(names))
     found: dict[str, float] = {}
     for name in names:
         signal = SIGNALS[name]

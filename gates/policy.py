@@ -18,7 +18,7 @@ from kvbridge.errors import UsageError
 from kvbridge.gates.audit import Log
 from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.sealed import Calibration, Rung
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.handoff import Handoff
 from kvbridge.models import Model
 from kvbridge.provenance import Decision, discard
@@ -112,7 +112,7 @@ class CalibratedGate:
         rung = calibration.rung(evidence.plan)
         if rung is None:
             return discard("uncalibrated", f"{evidence.plan} is none of the calibrated repair plans")
-        reading = Reading(evidence, calibration.extras, spent)
+        reading = Reading(evidence, calibration.extras, spent, parts_of(calibration.signals))
         start, limit = self.clock(), self.policy.timeout_ms
         try:
             with torch.no_grad():

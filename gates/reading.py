@@ -35,11 +35,14 @@ class Tail:
 
 @dataclass(eq=False)
 class Reading:
-    """`spent`: FLOPs by part of what was computed so far. Nothing in `evidence` is modified."""
+    """`spent`: FLOPs by part of what was computed so far; `planned`: parts that are going to be read, so that two of them
+    can share one pass over large weights. Nothing in `evidence` is modified."""
 
     evidence: Evidence
     extras: Extras
     spent: dict[str, int] = field(default_factory=dict)
+    planned: frozenset[str] = frozenset()
+    _made: dict[str, Tensor] = field(default_factory=dict)
 
     def spend(self, part: str) -> None:
         """Counts one part, once."""
@@ -81,15 +84,18 @@ class Reading:
 
     @cached_property
     def tail(self) -> Tensor:
-        """Known tokens that the receiver recomputed, `[n]`: chosen rows after the sinks, the last KNOWN of them."""
+        """Known tokens that the receiver recomputed, `[n]`: chosen rows after the sinks, as far as the plan's tail goes."""
+        if len(self._recomputed) == 0:
+            raise Inapplicable("no known token was recomputed: the plan's tail is too short")
+        return self._recomputed
+
+    @cached_property
+    def _recomputed(self) -> Tensor:
         e = self.evidence
         cached = len(e.ids) - 1
         first = max(e.plan.sinks, cached - e.plan.tail + 1)
         rows = e.chosen[e.chosen >= first]
-        rows = rows[e.alignment.covered[rows]]
-        if len(rows) == 0:
-            raise Inapplicable("no known token was recomputed: the plan's tail is too short")
-        return rows
+        return rows[e.alignment.covered[rows]]
 
     @cached_property
     def receiver_tail_logs(self) -> tuple[Tensor, Tensor]:
@@ -97,14 +103,26 @@ class Reading:
         e = self.evidence
         self.spend("receiver_head")
         rows = self.tail[-KNOWN:]
-        places = torch.searchsorted(e.chosen, rows)
-        return head(e.receiver, e.states[places.to(e.states.device)]), e.ids[rows + 1]
+        return self._logs("receiver_head"), e.ids[rows + 1]
 
     @cached_property
     def next_logs(self) -> Tensor:
         """Log probabilities `[vocabulary]` of the token after the prompt, under the repaired cache."""
         self.spend("next_token")
-        return head(self.evidence.receiver, self.evidence.states[-1:])[0]
+        return self._logs("next_token")[0]
+
+    def _logs(self, part: str) -> Tensor:
+        """Log probabilities `[n, vocabulary]` that `part` asks for; what is planned besides goes through the head with it."""
+        e = self.evidence
+        if part not in self._made:
+            known = self._recomputed[-KNOWN:]
+            places = {"receiver_head": torch.searchsorted(e.chosen, known), "next_token": torch.tensor([len(e.chosen)])}
+            others = (p for p in places if p in self.planned and p != part and p not in self._made and len(places[p]))
+            names = (part, *others)
+            rows = torch.cat([places[name] for name in names])
+            logs = head(e.receiver, e.states[rows.to(e.states.device)])
+            self._made |= dict(zip(names, logs.split([len(places[name]) for name in names]), strict=True))
+        return self._made[part]
 
     @cached_property
     def sender_tail(self) -> Tail:

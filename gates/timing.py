@@ -17,7 +17,7 @@ from kvbridge.features import first_layers
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.passing import Watching
 from kvbridge.gates.reading import Inapplicable, Reading
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.models import Model
 from kvbridge.prefill import capture
 from kvbridge.repair import RepairPlan, recompute
@@ -96,7 +96,7 @@ def measure(
         ms["first"] = _timed(receiver, lambda e=evidence: _first(e)) if evidence.parts["prefill"] else 0.0  # type: ignore[misc]
         layers = [{n: t.clone() for n, t in x.items()} for x in evidence.translated]
         ms["repair"] = _timed(receiver, lambda e=evidence, x=layers: recompute(receiver, e.ids[:-1], x, e.chosen, following=e.ids[-1:]))  # type: ignore[misc]  # fmt: skip
-        reading = Reading(evidence, extras)
+        reading = Reading(evidence, extras, planned=parts_of(signals))
         single = _signals(reading, signals, receiver)
         ms["gate"] = sum(single.values())
         if turn:

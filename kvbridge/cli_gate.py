@@ -25,6 +25,7 @@ def gate_calibrate(
     label: Annotated[str, typer.Option(help="next_token, continuation, lost_answer, loss_gap or kl.")] = "next_token",
     tau: Annotated[float | None, typer.Option(help="Limit of loss_gap and kl (nats), tokens of continuation.")] = None,
     tails: Annotated[str, typer.Option(help="Repair ladder: recomputed tail tokens, comma-separated.")] = "17",
+    signals: Annotated[str | None, typer.Option(help="Signals to use, comma-separated; default: all of them.")] = None,
     limit: Annotated[int | None, typer.Option(help="Texts to use at most.", min=1)] = None,
     sender: Annotated[str | None, typer.Option(help="Sender, where the manifest's id is not where it lies.")] = None,
     receiver: Annotated[str | None, typer.Option(help="Receiver, likewise.")] = None,
@@ -41,6 +42,7 @@ def gate_calibrate(
     from kvbridge.gates.calibrate import calibrate
     from kvbridge.gates.calibration import load_calibration, save_calibration
     from kvbridge.gates.config import GateConfig
+    from kvbridge.gates.signals import SIGNALS
     from kvbridge.repair import RepairPlan
 
     target = out or asset.with_name(asset.name + ".gate")
@@ -48,7 +50,10 @@ def gate_calibrate(
         plans = tuple(RepairPlan(tail=int(t)) for t in tails.split(","))
     except ValueError as error:
         raise UsageError(f"expected --tails like 17,49, found {tails!r}") from error
-    config = GateConfig(label=label, tau=tau, alpha=alpha, lenient_alpha=max(alpha, lenient), delta=delta, plans=plans)
+    chosen = tuple(SIGNALS) if signals is None else tuple(signals.split(","))
+    config = GateConfig(
+        label=label, tau=tau, alpha=alpha, lenient_alpha=max(alpha, lenient), delta=delta, plans=plans, signals=chosen
+    )
     if target.exists():
         raise UsageError(f"--out {target} exists; calibrations are never overwritten, choose another folder")
     loaded = load_asset(asset)

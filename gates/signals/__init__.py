@@ -1,5 +1,7 @@
 """Signals: what a gate reads from one request. A new one is one file and one line here."""
 
+from collections.abc import Iterable
+
 from kvbridge.gates.signals.alignment import ALIGNMENT
 from kvbridge.gates.signals.attention_error import ATTENTION_ERROR
 from kvbridge.gates.signals.base import Signal
@@ -28,4 +30,10 @@ SIGNALS: dict[str, Signal] = {
     "sender_next": SENDER_NEXT,
 }
 
-__all__ = ["SIGNALS", "Signal"]
+
+def parts_of(names: Iterable[str]) -> frozenset[str]:
+    """Parts of the work that these signals need, as keys of costs.PARTS."""
+    return frozenset(part for name in names for part in SIGNALS[name].parts)
+
+
+__all__ = ["SIGNALS", "Signal", "parts_of"]

@@ -67,6 +67,7 @@ def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
         (("gate", "show", asset, "--calibration", folder), 1),
         (("gate", "calibrate", asset, "--out", tmp_path / "new", "--alpha", "2"), 2),
         (("gate", "calibrate", asset, "--out", folder), 2),
+        (("gate", "calibrate", asset, "--out", tmp_path / "new", "--signals", "length,psychic"), 2),
     ):
         _, stderr = kvbridge(*arguments, code=code)
         assert stderr.startswith("kvbridge: ")

@@ -10,10 +10,11 @@ import torch
 
 import kvbridge
 from kvbridge import RepairPlan
+from kvbridge.gates import reading as module
 from kvbridge.gates.costs import KNOWN, PARTS
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.reading import Inapplicable, Reading, head
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.snapshot import build_cache
 from tests.gates.conftest import PLAN
 from tests.models import EXACT_KINDS, TEXT, tiny
@@ -126,3 +127,19 @@ def test_what_cannot_be_read_says_so(pair):
     holes = snapshot.select(torch.tensor([i for i in range(len(snapshot)) if i != 9]))
     with pytest.raises(Inapplicable, match="holes"):
         read(Reading(pair.evidence(holes), pair.extras), "sender_tail")
+
+
+@torch.no_grad()
+def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
+    """The same numbers with one pass over the head's weights, each part counted as before, none for what has no tail."""
+    calls = []
+    real = module.head
+    monkeypatch.setattr(module, "head", lambda model, states: calls.append(len(states)) or real(model, states))
+    evidence = pair.evidence()
+    apart, both = Reading(evidence, pair.extras), Reading(evidence, pair.extras, planned=parts_of(SIGNALS))
+    for name in ("next_token", "tail_loss"):
+        assert read(both, name) == pytest.approx(read(apart, name), abs=1e-4)
+    assert sorted(calls) == [1, KNOWN, KNOWN + 1, KNOWN + 1, KNOWN + 1], "two of them are the sender's tail"
+    assert both.spent == apart.spent
+    short = Reading(pair.evidence(plan=RepairPlan(tail=1)), pair.extras, planned=parts_of(SIGNALS))
+    assert all(map(math.isfinite, read(short, "next_token")))
