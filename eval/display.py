@@ -167,9 +167,9 @@ def markdown(summary: Summary, command: str | None = None) -> str:
     """The summary for a pull request: headline, conditions, both denominators, what is missing."""
     shown, (sender, receiver) = columns(summary), pair_name(summary)
     lines = [
-        f"**{_plain(summary['headline'])}**",
+        f"**{plain(summary['headline'])}**",
         "",
-        f"{_plain(sender)} → {_plain(receiver)}, {summary['n']} items from {summary['documents']} documents, "
+        f"{plain(sender)} → {plain(receiver)}, {summary['n']} items from {summary['documents']} documents, "
         "95% intervals clustered by document.",
         "",
         "| condition | " + " | ".join(f"{m.heading} ({m.unit})" for m in shown) + " |",
@@ -183,7 +183,7 @@ def markdown(summary: Summary, command: str | None = None) -> str:
             )
             for m in shown
         ]
-        lines.append(f"| {_plain(label(name))} | " + " | ".join(cells) + " |")
+        lines.append(f"| {plain(label(name))} | " + " | ".join(cells) + " |")
     lines += ["", "| both denominators | standalone | over the sender | share of the gap |", "|---|---:|---:|---:|"]
     for task, conditions in summary["denominators"]["cascading"].items():
         lines += [_denominator(summary, task, name) for name in ordered(conditions)]
@@ -203,7 +203,7 @@ def _denominator(summary: Summary, task: str, name: str) -> str:
         figure(found["over_sender"], style, signed=True, unit=unit),
         figure(found["share_of_gap"], "percent"),
     ]
-    return f"| {TASKS.get(task, task)}, {_plain(label(name)).lower()} | " + " | ".join(cells) + " |"
+    return f"| {TASKS.get(task, task)}, {plain(label(name)).lower()} | " + " | ".join(cells) + " |"
 
 
 def figure(found: Mapping[str, Any] | None, style: str, signed: bool = False, unit: str = "") -> str:
@@ -214,7 +214,7 @@ def figure(found: Mapping[str, Any] | None, style: str, signed: bool = False, un
     return f"{number(found['value'], style, signed)}{unit}" + (f" [{ci}]" if ci else "")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown and HTML leave as it is."""
     escaped = "".join(f"\\{c}" if c in "\\`*_{}[]|#" else c for c in text)
     return escaped.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")

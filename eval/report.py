@@ -92,41 +92,50 @@ def render_html(
 ) -> str:
     """The report as HTML; `texts` maps item ids to what is shown of them. Every text is escaped."""
     meta = meta or {}
-    environment = jinja2.Environment(
+    sender, receiver = display.pair_name(summary)
+    return (
+        environment()
+        .get_template("report.html.jinja")
+        .render(
+            s=summary,
+            said=_sentence(summary["headline"]),
+            contrasts=_contrasts(summary),
+            not_run={(c["condition"], c["against"], c["task"]) for c in summary["contrasts_not_run"]},
+            sender=sender,
+            receiver=receiver,
+            badge=_BADGES.get(summary["verdict"], ("no", "")),
+            tasks=display.TASKS,
+            role=display.role,
+            predictor=display.predictor,
+            metrics=display.columns(summary),
+            names=ordered(summary["conditions"]),
+            ordered=ordered,
+            bars=charts.recovery_bars(summary),
+            heat=charts.heat_map(meta.get("r2")),
+            viridis=charts.VIRIDIS,
+            cosine=charts.layer_line(meta.get("attention_cosine")),
+            layers=len(meta.get("attention_cosine") or []),
+            gates=gate_lines(rows),
+            worst=worst_items(rows, texts),
+            command=meta.get("command"),
+            predictors={name: meta["predictors"][name] for name in sorted(meta.get("predictors") or {})},
+            versions=dict(meta.get("versions") or {}),
+            timings=dict(summary["timings"]),
+        )
+    )
+
+
+def environment() -> jinja2.Environment:
+    """Templates of reports: every text escaped, an unknown name is an error."""
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"label": display.label, "number": display.number, "interval": display.interval}
-    sender, receiver = display.pair_name(summary)
-    return environment.get_template("report.html.jinja").render(
-        s=summary,
-        said=_sentence(summary["headline"]),
-        contrasts=_contrasts(summary),
-        not_run={(c["condition"], c["against"], c["task"]) for c in summary["contrasts_not_run"]},
-        sender=sender,
-        receiver=receiver,
-        badge=_BADGES.get(summary["verdict"], ("no", "")),
-        tasks=display.TASKS,
-        role=display.role,
-        predictor=display.predictor,
-        metrics=display.columns(summary),
-        names=ordered(summary["conditions"]),
-        ordered=ordered,
-        bars=charts.recovery_bars(summary),
-        heat=charts.heat_map(meta.get("r2")),
-        viridis=charts.VIRIDIS,
-        cosine=charts.layer_line(meta.get("attention_cosine")),
-        layers=len(meta.get("attention_cosine") or []),
-        gates=gate_lines(rows),
-        worst=worst_items(rows, texts),
-        command=meta.get("command"),
-        predictors={name: meta["predictors"][name] for name in sorted(meta.get("predictors") or {})},
-        versions=dict(meta.get("versions") or {}),
-        timings=dict(summary["timings"]),
-    )
+    found.filters |= {"label": display.label, "number": display.number, "interval": display.interval}
+    return found
 
 
 def _sentence(headline: str) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from kvbridge.bridge import Bridge
 from kvbridge.errors import EvalError, KVBridgeError
+from kvbridge.eval.fleet_report import write_fleet_report
 from kvbridge.eval.items import RawItem, text_of
 from kvbridge.eval.latency import break_even, longest_text, measure_latency
 from kvbridge.eval.pair import ASSET, fitted_asset, run_pair
@@ -126,7 +127,8 @@ def screen(
     progress: Any = None,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes `out/screening.json`.
+    """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes `out/screening.json`,
+    `report.html` and `summary.md`.
 
     A cut run continues: fitted assets and finished rows stay. A pair that is refused (by the fit, by what stands in its
     folder, for want of memory or items) is listed with the reason, and the others go on.
@@ -163,6 +165,7 @@ def screen(
         found.append(Screened(sender.name, receiver.name, before, summary, size, tokens))
     result = screening_summary(found)
     write_file(out / "screening.json", (json.dumps(result, indent=1, sort_keys=True) + "\n").encode())
+    write_fleet_report(out, result, command)
     return result
 
 

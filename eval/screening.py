@@ -24,6 +24,8 @@ from kvbridge.eval.table import number
 from kvbridge.eval.verdict import CASCADE, GATE, PREFILL, TRANSLATE
 
 PAIRS_FOR_CORRELATION = 10
+CONTROLS = ("token_only", "wrong_document", "tail_only32")
+"""Whose recovery stands beside the translation's."""
 SCREENING_SCHEMA = 1
 EXTRAPOLATED = f"p below {RESOLVED:.3f}, finer than the resamples count: read from their tail, on the safe side"
 
@@ -65,7 +67,8 @@ def pair_rows(pairs: Sequence[Screened], *, level: float = 0.05) -> list[dict[st
     adjusted = dict(zip(known, holm([float(tests[i][1] or 0.0) for i in known]), strict=True)) if known else {}
     rows = []
     for index, pair in enumerate(pairs):
-        translated = (pair.summary or {"conditions": {}})["conditions"].get("translated", {})
+        conditions = (pair.summary or {"conditions": {}})["conditions"]
+        translated = conditions.get("translated", {})
         p_holm = float(adjusted[index]) if index in adjusted else None
         rows.append(
             {
@@ -75,6 +78,10 @@ def pair_rows(pairs: Sequence[Screened], *, level: float = 0.05) -> list[dict[st
                 "reason": pair.summary["headline"] if pair.summary else pair.refused or "not fitted",
                 "recovery": translated.get("recovery"),
                 "recovery_ci": translated.get("recovery_ci"),
+                "controls": {name: conditions.get(name, {}).get("recovery") for name in CONTROLS},
+                "accuracy": {
+                    name: conditions.get(name, {}).get("accuracy") for name in ("sender", "translated", "native")
+                },
                 "over_sender": tests[index][0],
                 "p_holm": number(p_holm),
                 "survives": p_holm is not None and p_holm < level,

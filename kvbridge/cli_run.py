@@ -198,6 +198,7 @@ def run_screen(
         models, given, out, command=" ".join(["kvbridge", *sys.argv[1:]]), config=config, items=items,
         predict_only=predict_only, latency=latency, say=say, progress=counted("items"), processes=processes,
     )  # fmt: skip
+    say(f"report: {out / REPORT}")
     if as_json:
         emit(result)
     else:

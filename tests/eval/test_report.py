@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -261,6 +262,31 @@ def test_numbers_read_well(value: float | None, style: str, signed: bool, text: 
     assert display.number(value, style, signed) == text
 
 
+def looked_at(page: Path, folder: Path, width: int, scheme: str) -> tuple[dict[str, Any], str]:
+    """What a page measures in a frame of `width` pixels, and chromium's log."""
+    probe = folder / "probe.html"
+    probe.write_text(PROBE.format(width=width, page=json.dumps(page.as_uri())))
+    preferred = {"dark": "0", "light": "1"}[scheme]
+    command = [
+        str(CHROMIUM), *FLAGS, f"--blink-settings=preferredColorScheme={preferred}", f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={max(width, 800)},1000", "--dump-dom", probe.as_uri(),
+    ]  # fmt: skip
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', run.stdout, re.S).group(1)))  # type: ignore[union-attr]
+    return found, run.stderr
+
+
+def check_looks(found: dict[str, Any], log: str, width: int, scheme: str) -> None:
+    """Nothing overflows, nothing is cut, the scheme is followed, no error is logged."""
+    assert found["inner"] == width
+    assert found["scroll"] <= width
+    assert found["wide"] == []
+    assert found["cut"] == []
+    assert found["dark"] == (scheme == "dark")
+    assert ("251, 251, 250" in found["background"]) == (scheme == "light")
+    assert "CONSOLE" not in log
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed (apt-get install chromium)")
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -270,20 +296,6 @@ def test_nothing_overflows_and_no_error_is_logged_in_chromium(
     summary, rows, texts = full
     long = {item: text + " " + "w" * 400 for item, text in texts.items()}
     page, _ = write_report(tmp_path, summary, rows, META, long)
-    probe = tmp_path / "probe.html"
-    probe.write_text(PROBE.format(width=width, page=json.dumps(page.as_uri())))
-    preferred = {"dark": "0", "light": "1"}[scheme]
-    command = [
-        str(CHROMIUM), *FLAGS, f"--blink-settings=preferredColorScheme={preferred}", f"--user-data-dir={tmp_path / 'profile'}",
-        f"--window-size={max(width, 800)},1000", "--dump-dom", probe.as_uri(),
-    ]  # fmt: skip
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', run.stdout, re.S).group(1)))  # type: ignore[union-attr]
-    assert found["inner"] == width
-    assert found["scroll"] <= width
-    assert found["wide"] == []
-    assert found["cut"] == []
+    found, log = looked_at(page, tmp_path, width, scheme)
+    check_looks(found, log, width, scheme)
     assert found["sections"] == 8
-    assert found["dark"] == (scheme == "dark")
-    assert ("251, 251, 250" in found["background"]) == (scheme == "light")
-    assert "CONSOLE" not in run.stderr

@@ -63,10 +63,12 @@ def test_a_screening_covers_all_ordered_pairs_and_continues(tmp_path: Path) -> N
     assert "2 × 1 = 2" in result["fleet"]["words"]
     assert "refused" in result["correlation_with_recovery"]
     assert all("cca" in r["predictors"] for r in result["pairs"])
-    reports = list(tmp_path.rglob("report.html"))
+    reports = list(tmp_path.glob("*/report.html"))
     assert all("CCA of the same layers" in path.read_text("utf-8") for path in reports)
     files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("weights.safetensors")}
     assert len(files) == len(reports) == 2
+    assert "2 ordered pairs" in (tmp_path / "report.html").read_text("utf-8")
+    assert (tmp_path / "summary.md").exists()
     again = screen([sender(), receiver()], Data(documents(), raws()), tmp_path, **options())
     assert files == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("weights.safetensors")}
     assert again == result
