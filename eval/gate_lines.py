@@ -58,9 +58,10 @@ class Pool:
                     found.append(Item(row["id"], row["document"], row["tokens"], (Attempt(row["signals"], damaged, cost),)))  # fmt: skip
         return found
 
-    def quantile(self, name: str, share: float) -> float | None:
-        """Where `share` of the requests lie below in an outcome's number, two digits; None where none has it."""
-        found = [r["outcome"][name] for r in self.cases["right"] if r.get("outcome") and r["outcome"][name] is not None]
+    def quantile(self, name: str, share: float, kind: str | None = None) -> float | None:
+        """What `share` of the requests (of one kind) lie below in an outcome's number, two digits; None without any."""
+        rows = [r for r in self.cases["right"] if r.get("outcome") and kind in (None, r["kind"])]
+        found = [r["outcome"][name] for r in rows if r["outcome"][name] is not None]
         return float(f"{np.quantile(found, share):.2g}") if found else None
 
 

@@ -39,11 +39,13 @@ AT_HOME = (("next_token", None), ("continuation", 4.0), ("kl", 0.1), ("kl", 0.02
 
 
 def cases_of(pool: Pool) -> list[Case]:
-    """Labels on everything, on the most frequent kind where there are several, and KL and loss gap at what 70 % and
-    85 % of the pool stay below: a limit that makes sense for one pair says nothing about another."""
+    """Labels on everything, on the most frequent kind where there are several; and, where a limit of KL or loss gap calls
+    hardly any or most requests of this pair damaged, what 70 % and 85 % of them stay below."""
     found = list(EVERYWHERE)
     for label, name in (("kl", "kl"), ("loss_gap", "gap")):
-        found += [(label, t, None) for q in (0.7, 0.85) if (t := pool.quantile(name, q)) is not None and t > 0]
+        damaged = [i.attempts[0].damaged for i in pool.items(label, 0.1)]
+        if damaged and not 0.05 < float(np.mean(damaged)) < 0.4:
+            found += [(label, t, None) for q in (0.7, 0.85) if (t := pool.quantile(name, q)) is not None and t > 0]
     if len(pool.kinds) > 1:
         found += [(label, tau, pool.kinds[0]) for label, tau in AT_HOME]
     return list(dict.fromkeys(found))
@@ -194,7 +196,7 @@ def study(folder: Path) -> dict[str, Any]:
                     )
         body["labels"][name] = found
         print(name, json.dumps({k: v for k, v in found.items() if k != "separation"})[:400], flush=True)
-    taus = {"kl": pool.quantile("kl", 0.85), "loss_gap": pool.quantile("gap", 0.85)}
+    taus = {label: pool.quantile(name, 0.85, pool.kinds[0]) for label, name in (("kl", "kl"), ("loss_gap", "gap"))}
     body["carried"] = {
         f"{label} > {tau:g}": carried(pool, label, tau, 0.1, 0.05) for label, tau in taus.items() if tau is not None
     }

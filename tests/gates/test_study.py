@@ -1,0 +1,143 @@
+"""Collecting a pool, resuming it, and putting a study's tables into a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from kvbridge.errors import DataError, UsageError
+from kvbridge.eval import gate_pool, gate_study, gate_tables
+from kvbridge.eval.gate_attacks import ATTACKS
+from kvbridge.eval.gate_lines import Pool
+from kvbridge.eval.gate_pool import bind, collect
+from kvbridge.eval.gate_source import Source, data_source, demo_documents, demo_pool, prompts
+from kvbridge.gates.calibrate import gather
+from kvbridge.gates.signals import SIGNALS
+from tests.models import random_texts
+
+PLAN = gate_pool.PLAN
+
+
+@pytest.fixture(scope="module")
+def source(pair):
+    pool = [prompts(f"text/{i}", str(i), t, 2) for i, t in enumerate(random_texts(6, 500, seed=5))]
+    held = [prompts(f"statistics/{i}", f"s{i}", t, 2) for i, t in enumerate(random_texts(6, 400, seed=6))]
+    return Source(pair.bridge(), pool, held, [(f"d{i}", t) for i, t in enumerate(random_texts(4, 1100, seed=7))])
+
+
+@pytest.fixture(scope="module")
+def folder(source, tmp_path_factory):
+    """A pool of the tiny pair, collected in batches of two texts, cut in the middle of a line, and resumed."""
+    out = tmp_path_factory.mktemp("pool")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate_pool, "TOGETHER", 2)
+        bind(out, source)
+        extras = gather(source.bridge, source.statistics, PLAN)
+        for name in gate_pool.PARTS:
+            collect(name, source, extras, source.pool, out)
+            whole = (out / name).read_bytes()
+            (out / name).write_bytes(whole[:-40])
+            collect(name, source, extras, source.pool, out)
+            assert (out / name).read_bytes() == whole, "a cut run gives the same lines"
+    return out
+
+
+def test_the_pool_holds_every_request_once_and_every_wrong_cache(source, folder):
+    pool = Pool.read(folder)
+    right = pool.cases["right"]
+    assert len({r["id"] for r in right}) == len(right) >= 6
+    assert {r["document"] for r in right} == {str(i) for i in range(6)}
+    assert set(pool.cases) == {"right", "rung", "wrong_document", *ATTACKS}
+    assert all(set(r["signals"]) == {c for s in SIGNALS.values() for c in s.columns} for r in right if "signals" in r)
+    assert pool.kinds == ["text"]
+    assert pool.receiver.digest == source.bridge.receiver.geometry.digest
+    items = pool.items("kl", pool.quantile("kl", 0.5))
+    assert 0.3 < np.mean([i.attempts[0].damaged for i in items]) < 0.7
+    right_first = np.median([r["signals"]["sender_first"] for r in right])
+    assert all(r["signals"]["sender_first"] > right_first + 2 for r in pool.cases["wrong_document"] if "signals" in r)
+
+
+def test_lines_of_another_asset_are_not_mixed(source, folder, tmp_path):
+    about = json.loads((folder / gate_pool.ABOUT).read_text())
+    (tmp_path / gate_pool.ABOUT).write_text(json.dumps({**about, "translator": "0" * 64}))
+    with pytest.raises(UsageError, match="another --out"):
+        bind(tmp_path, source)
+    (tmp_path / gate_pool.ABOUT).unlink()
+    (tmp_path / "pool.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="name no asset"):
+        bind(tmp_path, source)
+    with pytest.raises(DataError, match="collect first"):
+        Pool.read(tmp_path / "nothing")
+
+
+def test_requests_share_no_document_with_the_fit_or_the_statistics(pair, tmp_path, monkeypatch):
+    fitted = {d.group for d in demo_documents()}
+    assert not fitted & {s.document for s in demo_pool(fitted, 1)}
+    monkeypatch.setattr("kvbridge.load", lambda name, **_: {"a": pair.sender, "b": pair.receiver}[name])
+    for split in ("train", "validation", "test"):
+        rows = [{"id": f"{split}{i}", "document": f"{split}{i // 2}", "kind": f"k{i % 2}", "text": t} for i, t in enumerate(random_texts(8, 500))]  # fmt: skip
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = data_source(pair.asset.path, str(tmp_path), ("a", "b"), 2)
+    assert {s.document for s in found.pool} == {f"test{i}" for i in range(4)}
+    assert {s.document for s in found.statistics} == {f"validation{i}" for i in range(4)}
+    assert {s.id.split("/")[0] for s in found.pool} == {"k0", "k1"}
+    only = data_source(pair.asset.path, str(tmp_path / "test.jsonl"), ("a", "b"), 2)
+    assert only.statistics
+    assert not {s.document for s in only.pool} & {s.document for s in only.statistics}
+    with pytest.raises(UsageError, match="together"):
+        gate_pool.run(argparse.Namespace(out=tmp_path, data="x", asset=None))
+
+
+def study_body():
+    runs = lambda coverage: {"request": {"n": 300, "calibrated": 1.0, "coverage": coverage, "violations": 4, "violation_ci": [0.004, 0.03]}, "document": {"n": 300, "violations": 20, "violation_ci": [0.04, 0.1]}, "net_saving": -0.4}  # noqa: E731  # fmt: skip
+    return {
+        "requests": 9, "documents": 3, "tokens": [10, 20, 30, 40, 50], "contract_refused": 0,
+        "shares": {"handoff": 0.85, "gate": 0.2},
+        "labels": {
+            "next_token": {"n": 6, "damaged": 0.3, "recalibrations": {"0.1/0.05": runs(0.4), "0.05/0.05": runs(0.1)}},
+            "lost_answer": {"n": 3, "damaged": 0.9, "recalibrations": {"0.1/0.05": runs(0.0)}},
+        },
+        "wrong_columns": {"length": 0.5}, "carried": {"kl > 1": {"a → b": {"why": "too few"}}},
+        "wrong": {"all signals": {"extra_refusals": 0.001, "cases": {}, "every_wrong_document": {"n": 5, "passed": 0, "bound_95": 0.45}}},
+        "ladder": {"next_token": {"n": 4, "second_rung_affordable": 0.0}},
+    }  # fmt: skip
+
+
+PAGE = "# Gates\n<!-- demo: headline -->\nold\n<!-- end -->\ntext\n<!-- demo: tables -->\nold\n<!-- end -->\n<!-- real: headline -->\nkept\n<!-- end -->\n"
+
+
+def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, capsys):
+    (tmp_path / "study.json").write_text(json.dumps(study_body()))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    arguments = ["gate_tables", str(tmp_path / "study.json"), "--into", str(page), "--section"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "demo"])
+    gate_tables.main()
+    text = page.read_text()
+    first = text.split("<!-- demo: headline -->\n")[1].splitlines()
+    assert first[0].startswith("**Null results**")
+    assert "lost_answer (90 % damaged)" in first[0]
+    assert "next_token" not in first[0]
+    assert "α = 10 %" in first[2]
+    assert "kept" in text
+    assert "old" not in text
+    gate_tables.main()
+    assert page.read_text() == text, "putting them in twice changes nothing"
+    monkeypatch.setattr(sys, "argv", [*arguments, "other"])
+    with pytest.raises(SystemExit) as ended:
+        gate_tables.main()
+    assert ended.value.code == 1
+    assert "other: headline" in capsys.readouterr().err
+    assert page.read_text() == text
+
+
+def test_a_study_of_too_few_requests_is_refused_in_one_line(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gate_study", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        gate_study.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("kvbridge: ")
