@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from kvbridge import demo
 from kvbridge.digests import adapter_names, config_digest, tokenizer_digest, weights_digests
 from kvbridge.errors import LoadError, UnsupportedModel, UsageError
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
+from kvbridge.licence import licence_of
 from kvbridge.probe import decoder_layers, probe
 from kvbridge.rope import Rotation, measure_rotation
 
@@ -162,7 +163,8 @@ def load(
     """A Model from `demo:sender|receiver|tuned`, a folder, or `org/name[@revision]`.
 
     dtype: float32 on the CPU and the checkpoint's own elsewhere, unless given. `adapter` is a PEFT folder or id.
-    Remote code is off unless asked for. Raises LoadError (UnsupportedModel, RotationMismatch among its kinds).
+    Remote code is off unless asked for. A branch or tag is resolved to its commit first, and everything is loaded from that.
+    Raises LoadError (UnsupportedModel, RotationMismatch among its kinds).
     """
     name, path = str(source), str(source)
     if name.startswith("demo:"):
@@ -173,9 +175,11 @@ def load(
     elif not Path(path).is_dir():
         path, at, tail = path.partition("@")
         revision = tail if at else revision
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
-    target = torch.device(device)
+    target, commit = torch.device(device), ""
     try:
+        if not Path(path).is_dir():
+            commit = revision = _resolved(path, revision)
+        common = {"revision": revision, "trust_remote_code": trust_remote_code}
         config = AutoConfig.from_pretrained(path, **common)
         stored = config.get_text_config(decoder=True).dtype or torch.float32
         with _no_progress():
@@ -190,8 +194,12 @@ def load(
             f"expected demo:sender, demo:receiver, demo:tuned, a model folder or org/name[@revision], "
             f"found {name!r}: {_first_line(error)}"
         ) from error
-    commit = getattr(config, "_commit_hash", None) or ""
     return _assemble(_moved(model, target), tokenizer, name, commit, Path(path), stored)
+
+
+def _resolved(repo: str, revision: str | None) -> str:
+    """The commit that a branch or tag stands for now, of the Hub or, offline, of its cache: all files are then of that one."""
+    return Path(str(cached_file(repo, "config.json", revision=revision))).parent.name
 
 
 def wrap(model: Any, tokenizer: Any, *, name: str = "", commit: str = "") -> Model:
@@ -243,20 +251,9 @@ def _assemble(
         embedding_digest=digests.embedding,
         weights_digest=digests.whole,
         adapters=adapter_names(model),
-        licence=_licence(folder),
+        licence=licence_of(folder, commit),
     )
     return Model(name, model, tokenizer, geometry, rotation)
-
-
-def _licence(folder: Path | None) -> str | None:
-    """The `license:` of the model card's front matter, where the folder has one."""
-    card = folder / "README.md" if folder else None
-    if card is None or not card.is_file():
-        return None
-    for line in card.read_text("utf-8", "replace").splitlines()[:40]:
-        if line.startswith("license:"):
-            return line.partition(":")[2].strip() or None
-    return None
 
 
 def _moved(model: Any, device: torch.device) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = [
-    "errors", "geometry", "files", "manifest", "card", "demo", "probe", "digests", "rope", "models", "align", "provenance",
+    "errors", "geometry", "files", "manifest", "card", "demo", "probe", "digests", "rope", "licence", "models", "align", "provenance",
     "snapshot_file", "snapshot", "prefill", "features", "queries", "repair", "translator", "cost", "asset", "contract", "request",
     "handoff", "bridge",
 ]  # fmt: skip

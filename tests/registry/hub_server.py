@@ -73,8 +73,10 @@ class Handler(BaseHTTPRequestHandler):
             repo = self.state.repos.get("/".join(parts[:2]))
             sha = None if repo is None else repo.resolve(parts[3])
             name = "/".join(parts[4:])
-            if repo is None or sha is None or name not in repo.commits[sha]:
+            if repo is None or sha is None:
                 return self._missing(repo is None)
+            if name not in repo.commits[sha]:
+                return self._bytes(b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha}, 404)
             data = self.state.rewrite.get(name, repo.commits[sha][name])
             return self._bytes(data, {"X-Repo-Commit": sha, "ETag": f'"{_oid(data)}"', "Accept-Ranges": "bytes"})
         self._json({"error": "not found"}, 404)
