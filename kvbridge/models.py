@@ -223,7 +223,7 @@ def _assemble(
     rotation = measure_rotation(model.get_decoder(), config, found.content, found.cached, found.positions)
     digests = weights_digests(model, layers, stored_dtype, folder)
     geometry = KVGeometry(
-        model_id=name,
+        model_id=name.partition("@")[0] if commit else name,  # the commit says what a branch or tag only stood for
         commit=commit,
         architecture=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -62,5 +62,5 @@ def test_a_branch_is_resolved_and_the_licence_is_that_of_the_commit(tmp_path):
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert found == [
         ["org/small", second, "bsd", "org/small"],
-        [f"org/small@{first}", first, "mit", "org/small"],
+        ["org/small", first, "mit", "org/small"],
     ]
