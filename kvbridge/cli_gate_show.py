@@ -8,6 +8,7 @@ from typing import Any
 from kvbridge.asset import Asset
 from kvbridge.cli import emit, table
 from kvbridge.cost import prefill_flops
+from kvbridge.gates.config import PARTS as GATE_PARTS
 from kvbridge.gates.costs import PARTS, Shape
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.reading import first_parameters
@@ -69,7 +70,9 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     print(f"{where}: digest {found.digest}, of translator {found.translator[:12]}…")
     print(f"damage: {found.label}{limit} ({LABELS[found.label].about})")
     print("repair plans: " + "; ".join(f"sinks {r.plan.sinks}, tail {r.plan.tail}, layers {r.plan.layers}" for r in found.rungs))  # fmt: skip
-    print("requests by part: " + ", ".join(f"{part} {n}" for part, n in found.counts.items()))
+    print(
+        "requests by part: " + ", ".join(f"{part} {found.counts[part]}" for part in GATE_PARTS if part in found.counts)
+    )
     levels(found)
     if not found.usable:
         print(found.refusal)
