@@ -131,7 +131,7 @@ def pair_name(summary: Summary) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Terminal:
-    """The headline, the reasons and one row per condition, for `rich.print`; drops the loss below 100 columns."""
+    """The headline, the reasons and one row per condition, for `rich.print`; drops loss and agreement below 100 columns."""
 
     summary: Summary
 
@@ -142,7 +142,8 @@ class Terminal:
             yield Padding(Text(reason, style="dim"), (0, 0, 0, 2))
         yield Text("")
         yield Text(f"{' → '.join(pair_name(summary))}, {summary['n']} items, {summary['documents']} documents")
-        yield self._table([m for m in columns(summary) if m.key != "loss" or options.max_width >= 100])
+        narrow = options.max_width < 100
+        yield self._table([m for m in columns(summary) if not narrow or m.key not in ("loss", "agreement")])
         lost = [f"{counts[what]} {what}" for what in ("failed", "excluded", "missing") if counts[what]]
         if lost:
             yield Text(f"Rows left out: {', '.join(lost)}", style="yellow")

@@ -20,10 +20,10 @@ import kvbridge
 from kvbridge.bridge import Bridge
 from kvbridge.demo.thirdparty import prepare
 from kvbridge.errors import KVBridgeError
+from kvbridge.eval.chosen import make_items
 from kvbridge.eval.items import RawItem, read_raw
 from kvbridge.eval.latency import break_even, longest_text, measure_latency
 from kvbridge.eval.pair import fitted_asset, run_pair
-from kvbridge.eval.run import make_items
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, read_documents
 

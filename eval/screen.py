@@ -13,11 +13,11 @@ import torch
 
 from kvbridge.bridge import Bridge
 from kvbridge.errors import EvalError, KVBridgeError
+from kvbridge.eval.chosen import make_items
 from kvbridge.eval.fleet_report import write_fleet_report
 from kvbridge.eval.items import RawItem, text_of
 from kvbridge.eval.latency import break_even, longest_text, measure_latency
 from kvbridge.eval.pair import ASSET, fitted_asset, run_pair
-from kvbridge.eval.run import make_items
 from kvbridge.eval.screen_data import Data
 from kvbridge.eval.screening import Screened, screening_summary
 from kvbridge.eval.similarity import canonical_correlations, linear_cka, r2_over_tokens

@@ -21,6 +21,7 @@ from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.bridge import Gate
 from kvbridge.cli import emit, say, table
 from kvbridge.errors import EvalError, UsageError
+from kvbridge.eval.chosen import make_items
 from kvbridge.eval.conditions import CONDITIONS
 from kvbridge.eval.display import Terminal
 from kvbridge.eval.fixed_gates import FIXED_GATES
@@ -28,7 +29,7 @@ from kvbridge.eval.items import demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.plans import parsed
-from kvbridge.eval.run import REPORT, make_items
+from kvbridge.eval.run import REPORT
 from kvbridge.eval.screen import screen
 from kvbridge.eval.screen_data import SEQUENCES, screen_data
 from kvbridge.eval.screen_data import Data as ScreenData

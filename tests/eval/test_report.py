@@ -220,6 +220,7 @@ def test_bars_start_at_zero_and_stay_on_the_axis(rows_of: MakeRows) -> None:
 def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: MakeRows) -> None:
     rows = rows_of()
     rows[0] = replace(rows[0], status="failed", reason="x", loss=None)
+    rows += [replace(r, condition="wrong_document_tail17") for r in rows if r.condition == "wrong_document"]
     summary = summarise(rows, META)
     for width in (80, 120):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -227,7 +228,7 @@ def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: M
         text = console.export_text()
         assert max(map(len, text.splitlines())) <= width
         assert "…" not in text
-        assert ("Loss" in text) == (width >= 100)
+        assert ("Loss" in text) == ("Agreement" in text) == (width >= 100)
         assert "Rows left out: 1 failed" in text
         assert text.lstrip().startswith(summary["verdict"].capitalize())
 

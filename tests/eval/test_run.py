@@ -12,12 +12,13 @@ import torch
 
 import kvbridge
 from kvbridge.errors import DataError, EvalError
+from kvbridge.eval.chosen import make_items
 from kvbridge.eval.conditions import CONDITIONS, Prompt
 from kvbridge.eval.items import Item, RawItem, read_raw
 from kvbridge.eval.latency import Latency, break_even, measure_latency
 from kvbridge.eval.pair import Fitted, run_pair
 from kvbridge.eval.plans import DEFAULT
-from kvbridge.eval.run import evaluate, finish, make_items
+from kvbridge.eval.run import evaluate, finish
 from kvbridge.eval.setup import Setup
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import compare
