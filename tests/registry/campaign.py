@@ -174,9 +174,9 @@ class Campaign:
             self.report.refused[name] += code == 3
         return code
 
-    def calibrate(self) -> None:
+    def calibrate(self, rounds: int) -> None:
         """How long each action takes when it is left alone."""
-        for _ in range(30):
+        for _ in range(rounds):
             name, _, act = self._action()
             began = time.monotonic()
             self._wait(self._fork(act))
@@ -191,7 +191,7 @@ def campaign(kills: int, seed: int, folder: str | None = None) -> Report:
     work = Path(tempfile.mkdtemp(prefix="kvbridge-campaign-", dir=folder))
     one = Campaign(work, seed)
     try:
-        one.calibrate()
+        one.calibrate(min(30, max(9, kills // 4)))
         report = one.run(kills)
     finally:
         one.close()
