@@ -54,6 +54,14 @@ def one_token(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -
     return replace(request.snapshot, layers=tuple(layers))
 
 
+def truncated(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+    """The last quarter's rows are zeros: a buffer that was not filled to its end."""
+    del donor, rng, sender
+    keep = torch.arange(len(request.snapshot)) < len(request.snapshot) * 3 // 4
+    layers = tuple({n: t * keep[:, None, None] for n, t in x.items()} for x in request.snapshot.layers)
+    return replace(request.snapshot, layers=layers)
+
+
 def noisy(scale: float) -> Wrong:
     """Every row off by noise of `scale` times its size: a cache that another version of the model would give."""
 
@@ -89,6 +97,7 @@ def other_model(request: Request, donor: KVSnapshot, rng: Random, sender: Model)
 
 ATTACKS: dict[str, Wrong] = {
     "other_model": other_model,
+    "truncated": truncated,
     "shuffled": shuffled,
     "half_wrong": half_wrong,
     "one_token": one_token,
