@@ -25,7 +25,7 @@ VERDICTS = ("use", "use_approximate", "discard")
 Key = tuple[str, str, str]
 
 _SHARES = ("agreement", "f1", "chance")
-_FLOATS = ("loss", "kl", "agreement", "f1", "chance", "prefill_share", "ttft_ms", "score", "cost_ms")
+_FLOATS = ("loss", "kl", "agreement", "f1", "chance", "prefill_share", "ttft_ms", "score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,9 @@ class Row:
     `document` is the cluster the item is resampled with. `loss` is the sum of nats over the `tokens` scored
     tokens, which cover `characters` characters; `kl` is the mean KL(native ‖ condition) over them,
     `agreement` the share with native's argmax. `chance` is what guessing scores on the item.
-    `tail` is how many of the last tokens the receiver recomputed, `prefill_share` FLOPs to the first token over those of the receiver's dense prefill. `score` is the
-    gate's predicted risk: lower is safer.
+    `tail` is how many of the last tokens the receiver recomputed. `flops` and `ttft_ms` are what the condition
+    alone needs up to the first token, `prefill_share` these FLOPs over the receiver's dense prefill's.
+    `score` is the gate's predicted risk: lower is safer.
     """
 
     pair: str
@@ -55,7 +56,7 @@ class Row:
     chance: float | None = None
     prefill_share: float | None = None
     ttft_ms: float | None = None
-    cost_ms: float | None = None
+    flops: int | None = None
     tail: int | None = None
     verdict: str | None = None
     score: float | None = None
@@ -83,8 +84,10 @@ class Row:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise EvalError(f"row {self.key}: {name} must be a whole number ≥ 0, found {value!r}")
-        if self.tail is not None and (not isinstance(self.tail, int) or isinstance(self.tail, bool) or self.tail < 1):
-            raise EvalError(f"row {self.key}: tail must be a whole number ≥ 1 or null, found {self.tail!r}")
+        for name, least in (("tail", 1), ("flops", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise EvalError(f"row {self.key}: {name} must be a whole number ≥ {least} or null, found {value!r}")
         for name in _FLOATS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):

@@ -190,6 +190,7 @@ def item_rows(setup: Setup, job: Job) -> list[Row]:
                 correct=scored.correct,
                 f1=scored.f1,
                 chance=item.chance,
+                flops=round(start.prefill_share * prompt.prefill_flops),
                 prefill_share=start.prefill_share,
                 ttft_ms=start.ttft_ms,
                 verdict=start.verdict,

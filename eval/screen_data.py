@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.items import RawItem, split_rows, text_of
+from kvbridge.eval.items import RawItem, kind_of, split_rows, text_of
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, read_documents, split_of
 
@@ -32,7 +32,7 @@ class Data:
 def screen_data(source: str, fractions: tuple[float, float, float]) -> Data:
     """Documents and held-out rows of one source, each row in one split: texts as they are, questions with their answer as
     running text. Rows of the test split become items, those that say nothing usable among them, which are counted out
-    later. Raises DataError."""
+    later. Raises DataError, and EvalError for a row of no known kind."""
     raws: list[RawItem] = []
 
     def documents() -> Iterator[Document]:
@@ -43,6 +43,7 @@ def screen_data(source: str, fractions: tuple[float, float, float]) -> Data:
                 text = ""
             document = Document(raw.id, text, raw.document, split)
             if split_of(document, fractions) == "test":
+                kind_of(raw.body)
                 raws.append(raw)
             yield document
 

@@ -139,5 +139,8 @@ def test_rows_of_every_kind_are_data_for_a_screening(tmp_path: Path) -> None:
     assert texts["r0"] == "Ann is in the hall. Where is Ann? In the hall"
     assert texts["m0"] == "One and one is two"
     assert "bad" not in texts
+    path.write_text('{"id": "x", "split": "test", "other": 1}\n', "utf-8")
+    with pytest.raises(EvalError, match="expected a row with text"):
+        screen_data(str(path), FRACTIONS)
     with pytest.raises(EvalError, match="at least 4 documents"):
         predictors(sender(), receiver(), found.documents[:2])
