@@ -122,6 +122,7 @@ def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(t
     keys = [(r["item"], r["condition"]) for r in rows]
     assert len(keys) == len(set(keys)) == len(items()) * len(conditions)
     dense = {r["item"]: r["flops"] for r in rows if r["condition"] == "native"}
+    assert min(dense.values()) > 100_000
     assert all(r["flops"] == pytest.approx(r["prefill_share"] * dense[r["item"]], abs=1) for r in rows)
     assert finish(tmp_path)["counts"]["ok"] == len(keys)
     assert (tmp_path / "report.html").exists()
