@@ -19,7 +19,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 
-from kvbridge.errors import NotInStore, Refused, TransferFailed
+from kvbridge.errors import CorruptFile, NotInStore, Refused, TransferFailed
 from kvbridge.files import SUMS
 from kvbridge.geometry import digest_json
 from kvbridge.registry.admission import Progress
@@ -154,15 +154,16 @@ class Hub:
                     token=self.token,
                     library_name="kvbridge",
                 )
-            groups = _groups(Path(folder).resolve(), sizes, cache.resolve())
-            root = groups.pop(("translator", ""))
-            signature = next((files for (kind, _), files in groups.items() if kind == "signature"), None)
-            if expect is not None:
-                _expected(root, expect, repo)
-            ref = store.publish(root, tag=tag, signature=signature, origin=f"{repo}@{commit}", progress=progress)
-            for (kind, bound_tag), files in groups.items():
-                if kind != "signature" or store.policy.require_signature is False:
-                    store.attach(files, tag=bound_tag)
+            with _vanished(repo):
+                groups = _groups(Path(folder).resolve(), sizes, cache.resolve())
+                root = groups.pop(("translator", ""))
+                signature = next((files for (kind, _), files in groups.items() if kind == "signature"), None)
+                if expect is not None:
+                    _expected(root, expect, repo)
+                ref = store.publish(root, tag=tag, signature=signature, origin=f"{repo}@{commit}", progress=progress)
+                for (kind, bound_tag), files in groups.items():
+                    if kind != "signature" or store.policy.require_signature is False:
+                        store.attach(files, tag=bound_tag)
         return ref
 
 
@@ -210,6 +211,17 @@ def _downloads(folder: Path, repo: str) -> Iterator[Path]:
             remove_tree(cache)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def _vanished(repo: str) -> Iterator[None]:
+    """Where locks do nothing, another pull of the repository may end and remove what this one has downloaded."""
+    try:
+        yield
+    except CorruptFile as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise TransferFailed(f"pulling {repo}: another pull of it removed the downloads; pull again") from error
+        raise
 
 
 @contextlib.contextmanager

@@ -92,6 +92,23 @@ def test_killed_at_the_boundaries_of_a_collection(world):
         world.check(world.home, {world.old})
 
 
+def test_killed_at_the_boundaries_of_a_removal(world):
+    """The name is there or gone, never half; a collection ends what was left, and the name can be given again."""
+    first, seen = world.fresh(), set()
+    for point in share(ptrace.stops(lambda: first.remove(world.ref)), 0, 25):
+        store = world.fresh()
+        ptrace.kill_at(lambda: store.remove(world.ref), point)  # noqa: B023 - called at once
+        store.collect()
+        store.collect()  # the first one still counts what lay aside as a name
+        now = store.ref("translator", world.ref.scope)
+        seen.add(now)
+        assert now in (None, world.ref)
+        left = sorted(p.name for f in ("refs", "objects", "tmp", "trash") for p in (world.home / f).iterdir())
+        assert left == ([] if now is None else sorted([f"{now.key}.json", now.digest]))
+        assert store.publish(world.old_asset) == world.ref
+    assert seen == {None, world.ref}, "the kills were to fall on both sides"
+
+
 @pytest.mark.parametrize("code", ["EIO", "ENOSPC", "EDQUOT", "EROFS", "EACCES"])
 def test_a_system_call_that_fails(world, code):
     """Every call in turn fails: it ends well or with one of our errors, and what was there before is intact."""

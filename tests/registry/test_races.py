@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
+
+from kvbridge.errors import TransferFailed
 from kvbridge.registry.disk import Disk
+from kvbridge.registry.hub import Hub
 from kvbridge.registry.refs import Refs
 from kvbridge.registry.store import LocalStore
 from tests.registry import assets
@@ -78,6 +84,20 @@ def test_an_object_named_just_before_it_is_moved_comes_back(store, asset, newer,
     before(monkeypatch, Disk, "discard", lambda: LocalStore(store.home).publish(asset, tag="kept"))
     assert store.collect().objects == ()
     assert store.verify(ref.digest)
+
+
+@pytest.mark.parametrize("moment", ["publish", "attach"])
+def test_downloads_that_another_pull_removed(store, asset, hub, tmp_path, monkeypatch, moment):
+    """As happens where locks do nothing: it says so, and pulling again works."""
+    ref = store.publish(asset)
+    store.attach(assets.controls(tmp_path / "c", ref.digest))
+    Hub(hub[0]).push(store, ref.digest, "org/pair")
+    other = LocalStore(tmp_path / "other")
+    before(monkeypatch, LocalStore, moment, lambda: shutil.rmtree(other.home / "downloads" / "org--pair"))
+    with pytest.raises(TransferFailed, match="pull again"):
+        Hub(hub[0]).pull(other, "org/pair")
+    assert Hub(hub[0]).pull(other, "org/pair").digest == ref.digest
+    assert other.attached(ref.digest, "controls")
 
 
 def test_a_fresh_copy_is_not_quarantined_for_the_damaged_one(store, asset, monkeypatch):
