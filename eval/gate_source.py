@@ -24,7 +24,7 @@ from kvbridge.fitting.data import Document, stream_rows
 from kvbridge.fitting.job import fit
 from kvbridge.gates.passing import Sample
 
-CHARACTERS, FOLLOWING_CHARACTERS, STATISTICS = (160, 800), 200, 100
+CHARACTERS, FOLLOWING_CHARACTERS, STATISTICS = (160, 800), 200, 80
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ def expected_error(
     squared = output.square().sum(-1)
     crossed = torch.einsum("nhgv,thv->nhgt", output, values)
     spread = (values.square().sum(-1).T[None, :, None] - 2 * crossed + squared[..., None]).clamp_min(0)
-    turned = torch.einsum("nhgw,hwx,nhgx->nhg", q, sigma_k, q)
+    turned = torch.einsum("nhgw,hwx,nhgx->nhg", q, sigma_k, q).clamp_min(0)
     each = trace_v[None, :, None, None] + turned[..., None] * spread
     error = (weights.square() * uncertain * each).sum(-1)
     return error.flatten(1), squared.flatten(1)

@@ -173,8 +173,13 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, sender: KVGeomet
     except SafetensorError as error:
         raise CorruptFile(f"{path}: {error}") from error
     bad = [n for n, t in tensors.items() if not bool(torch.isfinite(t).all())]
+    squares = [
+        t for i in residual for t in (tensors[f"residual.{i}.v"], tensors[f"residual.{i}.k"].diagonal(dim1=1, dim2=2))
+    ]
     if bad or bool((tensors["scale"] <= 0).any()):
         raise CorruptFile(f"{path}: {(bad or ['scale'])[0]} holds NaN, infinity or scales that are not above 0")
+    if any(bool((t < 0).any()) for t in squares):
+        raise CorruptFile(f"{path}: expected mean squares of residuals, found some below 0; calibrate again")
     both = tuple(tensors[n] for n in ("half.0", "half.1") if n in tensors)
     return Extras(
         basis, tensors["mean"], tensors["scale"], tensors["factor"],

@@ -175,3 +175,11 @@ def test_without_queries_or_covariance_the_signal_says_so(pair):
     evidence.queries.projected.clear()
     with pytest.raises(Inapplicable, match="queries"):
         SIGNALS["attention_error"].read(Reading(evidence, pair.extras))
+
+
+def test_a_matrix_that_is_no_covariance_gives_no_negative_error():
+    _, q, k, v, allowed, uncertain = setting()
+    found, _ = expected_error(
+        q, k, v, allowed, uncertain.float(), -torch.eye(WIDTH).expand(HEADS, -1, -1), torch.zeros(HEADS)
+    )
+    assert bool((found >= 0).all())

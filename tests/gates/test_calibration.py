@@ -167,3 +167,13 @@ def test_wrong_shape(pair, tmp_path):
     )
     with pytest.raises(CorruptFile, match="factor"):
         load_calibration(tmp_path / "g", pair.asset)
+
+
+@pytest.mark.parametrize("stream", ["k", "v"])
+def test_squares_below_zero(pair, tmp_path, stream):
+    name = f"residual_{stream}"
+    found = {layer: t.clone() for layer, t in getattr(pair.extras, name).items()}
+    next(iter(found.values())).view(-1)[0] = -1.0
+    save_calibration(made_calibration(pair, extras=replace(pair.extras, **{name: found})), tmp_path / "g")
+    with pytest.raises(CorruptFile, match="squares"):
+        load_calibration(tmp_path / "g", pair.asset)
