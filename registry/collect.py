@@ -127,7 +127,7 @@ def _refuse(damaged: list[str], refs: Refs) -> None:
 def _names(disk: Disk, refs: Refs, without: frozenset[str]) -> tuple[list[Ref], list[str]]:
     """Drafts first, then names: a draft that becomes a name meanwhile is seen twice, never missed."""
     drafts = refs.drafts(disk.tmp, without)
-    found, damaged = refs.all()
+    found, damaged = refs.kept()
     return [*drafts, *found], damaged
 
 

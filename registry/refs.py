@@ -158,7 +158,11 @@ class Refs:
         return found
 
     def all(self) -> tuple[list[Ref], list[str]]:
-        """Every readable reference, and the names of the damaged files. One that is taken aside meanwhile counts."""
+        """Every readable reference, and the names of the damaged files."""
+        return self._read(set())
+
+    def kept(self) -> tuple[list[Ref], list[str]]:
+        """As `all`, with what lies aside and may be put back: what a collection spares. A key may stand twice."""
         found, damaged = self._read(set())
         for aside in self.asides():
             with contextlib.suppress(CorruptFile, OSError):

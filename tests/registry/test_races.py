@@ -48,6 +48,7 @@ def test_a_removal_that_was_killed_is_ended_by_the_next_collection(store, asset,
     removed, kept = store.publish(asset), store.publish(newer, tag="kept")
     store._refs.take(removed.key, removed.digest)
     store._refs.take(kept.key, "0" * 64)
+    assert store.bound(removed.digest) == store.entries() == [], "what lies aside is no name"
     assert store.plan().objects == (), "what is aside may be put back"
     store.collect()
     assert store.collect().objects == (removed.digest,)
