@@ -41,7 +41,7 @@ def killed(arguments: tuple[object, ...], rows: Path, more: int, pause_s: float)
     before = rows.stat().st_size if rows.exists() else 0
     process = start(*arguments)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while process.poll() is None and (not rows.exists() or rows.stat().st_size < before + more):
             assert time.monotonic() < deadline
             time.sleep(0.001)
