@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
@@ -29,8 +29,10 @@ def make_items(
     *,
     limit: int | None = None,
     tasks: Sequence[str] | None = None,
+    known: Callable[[str], bool] = lambda document: False,
 ) -> tuple[list[Item], list[Excluded]]:
-    """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents."""
+    """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents.
+    `known` says of a document that a calibration was made of it: a gate must not be judged there."""
     made: list[tuple[int, int, Item]] = []
     excluded: list[Excluded] = []
     for number, raw in enumerate(spread(raws)):
@@ -38,6 +40,9 @@ def make_items(
         if kind not in TASKS:
             raise EvalError(f"{raw.id}: expected task to be one of {', '.join(TASKS)}, found {kind!r}")
         if tasks is not None and kind not in tasks:
+            continue
+        if known(raw.document):
+            excluded.append(Excluded(raw.id, raw.document, kind, "the gate was calibrated on its document"))
             continue
         try:
             found = TASKS[kind].items(raw, receiver)

@@ -57,6 +57,13 @@ def against(name: str, tail: int) -> tuple[str, ...]:
     return (*gate, *same, *(("no_context",) if tail == 1 else ()), named("raw_sender", tail))
 
 
+def with_references(names: Iterable[str], tail: int) -> tuple[str, ...]:
+    """`names`, and where `gated` is among them what its risk over coverage is counted from: native, and the same
+    translation ungated."""
+    names = tuple(names)
+    return tuple(dict.fromkeys((*names, *(("native", named("translated", tail)) if "gated" in names else ()))))
+
+
 def ordered(names: Iterable[str]) -> list[str]:
     """Conditions as they are run and shown; unknown ones last."""
 

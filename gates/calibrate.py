@@ -21,7 +21,7 @@ from kvbridge.gates.labels import LABELS
 from kvbridge.gates.levels import fit_levels, report_of, whole
 from kvbridge.gates.passing import Sample, watch
 from kvbridge.gates.reading import Inapplicable, Reading
-from kvbridge.gates.sealed import Calibration
+from kvbridge.gates.sealed import Calibration, name_of
 from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.repair import RepairPlan
 
@@ -85,9 +85,11 @@ def read_items(
 
 
 def seal(
-    asset: Asset, extras: Extras, parts: dict[str, list[Item]], config: GateConfig, corpus: Iterable[str]
+    asset: Asset, extras: Extras, parts: dict[str, list[Item]], config: GateConfig, samples: Sequence[Sample]
 ) -> Calibration:
-    """Levels from the parts `score` and `thresholds`, a report from the third, all of it bound to `asset`."""
+    """Levels from the parts `score` and `thresholds`, a report from the third, all of it bound to `asset`; `samples` are
+    all it was made of."""
+    corpus = sorted(s.id + s.text for s in samples)
     levels = fit_levels(parts["score"], parts["thresholds"], config)
     manifest = asset.manifest
     return Calibration(
@@ -98,7 +100,8 @@ def seal(
         needed=items_needed(config.alpha, config.delta),
         counts={name: len(items) for name, items in parts.items()},
         report=report_of(whole(parts["report"], levels.signals), levels),
-        corpus_digest=hashlib.sha256(json.dumps(sorted(corpus)).encode()).hexdigest(), extras=extras,
+        corpus_digest=hashlib.sha256(json.dumps(corpus).encode()).hexdigest(),
+        documents=frozenset(name_of(s.document) for s in samples if part_of(s.document) != "report"), extras=extras,
     )  # fmt: skip
 
 
@@ -120,4 +123,4 @@ def calibrate(
     parts: dict[str, list[Item]] = {name: [] for name in PARTS if name != "statistics"}
     for item in items:
         parts[part_of(item.document)].append(item)
-    return seal(bridge.asset, extras, parts, config, (s.id + s.text for s in samples))
+    return seal(bridge.asset, extras, parts, config, samples)

@@ -6,6 +6,7 @@ Written whole or not at all; on reading every digest is verified and every numbe
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from kvbridge.repair import RepairPlan
 
 BODY, TENSORS = "calibration.json", "gate.safetensors"
 MAX_PLANS, MAX_TENSORS = 16, 4096
+_NAME = re.compile(r"[0-9a-f]{16}")
 _FIELDS = frozenset({
     "schema", "translator", "sender", "receiver", "label", "tau", "alpha", "lenient_alpha", "delta", "signals", "rungs",
-    "strict", "lenient", "conformal", "needed", "counts", "report", "corpus_digest", "extras",
+    "strict", "lenient", "conformal", "needed", "counts", "report", "corpus_digest", "documents",
+    "extras",
 })  # fmt: skip
 
 
@@ -87,6 +90,9 @@ def _plain(body: dict[str, Any], name: str) -> dict[str, Any]:
         raise ValueError("expected counts")
     if not isinstance(report, dict) or type(body["corpus_digest"]) is not str:
         raise ValueError("expected a report and a corpus digest")
+    documents = _list(body["documents"])
+    if not all(type(d) is str and _NAME.fullmatch(d) for d in documents):
+        raise ValueError("expected names of documents")
     levels = {k: _within(body[k], 0, 1) for k in ("alpha", "lenient_alpha", "delta")}
     tau = None if body["tau"] is None else _within(body["tau"], 0, 1e6)
     conformal = None if body["conformal"] is None else _within(body["conformal"], 0, 1)
@@ -97,7 +103,7 @@ def _plain(body: dict[str, Any], name: str) -> dict[str, Any]:
         "label": _known(body["label"], LABELS), "tau": tau, **levels, "signals": signals, "rungs": rungs,
         "strict": _tested(body["strict"], levels["delta"]), "lenient": _tested(body["lenient"], levels["delta"]),
         "conformal": conformal, "needed": body["needed"], "counts": counts, "report": report,
-        "corpus_digest": body["corpus_digest"],
+        "corpus_digest": body["corpus_digest"], "documents": frozenset(documents),
     }  # fmt: skip
 
 

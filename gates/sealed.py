@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +27,8 @@ class Rung:
 class Calibration:
     """What a gate decides by. `strict` and `lenient`: the thresholds that passed at α and at `lenient_alpha`, each at
     confidence 1 − δ, None where none did; `needed`: accepted items without a failure that the strict level takes.
-    `translator`, `sender`, `receiver`: digests it is bound to. `digest` is None until it is saved.
+    `translator`, `sender`, `receiver`: digests it is bound to. `documents`: names (as `name_of`) of the documents that
+    fixed anything in it. `digest` is None until it is saved.
     """
 
     translator: str
@@ -46,6 +48,7 @@ class Calibration:
     counts: dict[str, int]
     report: dict[str, Any]
     corpus_digest: str
+    documents: frozenset[str]
     extras: Extras
     digest: str | None = None
 
@@ -61,6 +64,10 @@ class Calibration:
             f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few were accepted without "
             f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure"
         )
+
+    def knows(self, document: str) -> bool:
+        """Whether a document had a say in the statistics, the score or the thresholds: nothing measured on it counts."""
+        return name_of(document) in self.documents
 
     def rung(self, plan: RepairPlan) -> Rung | None:
         """The rung of this very plan."""
@@ -79,6 +86,7 @@ class Calibration:
             ],
             "strict": tested(self.strict), "lenient": tested(self.lenient), "conformal": self.conformal,
             "needed": self.needed, "counts": self.counts, "report": self.report, "corpus_digest": self.corpus_digest,
+            "documents": sorted(self.documents),
             "extras": {
                 "basis_layers": list(self.extras.basis_layers),
                 "half_layers": [list(x) for x in self.extras.half_layers],
@@ -86,3 +94,8 @@ class Calibration:
                 "residual": list(self.extras.residual_k),
             },
         }  # fmt: skip
+
+
+def name_of(document: str) -> str:
+    """A document's name as a calibration keeps it: 64 bits of a digest."""
+    return hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()[:16]

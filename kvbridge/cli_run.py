@@ -28,7 +28,7 @@ from kvbridge.eval.fixed_gates import FIXED_GATES
 from kvbridge.eval.items import demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
-from kvbridge.eval.plans import parsed
+from kvbridge.eval.plans import parsed, with_references
 from kvbridge.eval.run import REPORT
 from kvbridge.eval.screen import screen
 from kvbridge.eval.screen_data import SEQUENCES, screen_data
@@ -160,9 +160,14 @@ def run_eval(
         raise UsageError(
             f"expected conditions of {', '.join(CONDITIONS)} and tasks of {', '.join(TASKS)}, found {', '.join(unknown)}"
         )
+    if conditions is not None:
+        conditions = with_references(conditions, (plan or RepairPlan()).tail)
     sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
-    items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks)
+    known = gate.calibration.knows if isinstance(gate, CalibratedGate) and gate.calibration else lambda document: False
+    items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks, known=known)
+    if raws and all(known(raw.document) for raw in raws):
+        raise UsageError("the gate was calibrated on every document of these texts; give others with --data")
     summary = run_pair(
         sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
         conditions=conditions, excluded=excluded, gate=gate, plan=plan, controls=controls,

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import kvbridge
+from kvbridge import Bridge, RepairPlan
 from kvbridge.asset import load_asset
 from kvbridge.cli_run import gate_for, run_eval
 from kvbridge.errors import EvalError, UsageError
+from kvbridge.eval.items import demo_rows
 from kvbridge.eval.plans import DEFAULT
+from kvbridge.gates.calibrate import calibrate
+from kvbridge.gates.calibration import save_calibration
+from kvbridge.gates.config import PARTS, GateConfig, part_of
+from kvbridge.gates.passing import Sample, watch
+from kvbridge.gates.policy import CalibratedGate
 
 
 def run(asset: Path, out: Path, gate: str | None, conditions: tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
@@ -48,3 +58,44 @@ def test_a_missing_calibration_says_what_else_there_is(demo_asset: Path) -> None
     for given in (None, "nowhere"):
         with pytest.raises(UsageError, match="kvbridge gate calibrate, or give --gate always-accept, always-refuse"):
             gate_for(load_asset(demo_asset), given)
+
+
+def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen(
+    demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a calibration on the demo's texts to the curve in the report, as the two commands do it."""
+    asset = load_asset(demo_asset)
+    sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
+    rows = {row.document: row for row in demo_rows("recall")}
+    parts: dict[str, list[Any]] = {name: [] for name in PARTS}
+    for row in rows.values():
+        parts[part_of(row.document)].append(row)
+    chosen = [row for some in parts.values() for row in some[:14]]
+    samples = [Sample(r.id, r.document, r.body["context"], (260, 300)) for r in chosen]
+    bridge = Bridge(asset, sender=sender, receiver=receiver)
+    plan = GateConfig().plans[0]
+    middle = median(seen.outcome.kl for seen in watch(bridge, samples, plan) if seen.outcome is not None)
+    config = GateConfig(
+        label="kl", tau=middle, alpha=0.6, lenient_alpha=0.9, delta=0.5, signals=("next_token", "length")
+    )
+    found = calibrate(bridge, samples, config)
+    save_calibration(found, tmp_path / "gate")
+    monkeypatch.setattr("kvbridge.cli_run.demo_rows", lambda split: chosen if split == "recall" else [])
+    run_eval(demo_asset, None, tmp_path / "run", ("gated",), None, None, None, str(tmp_path / "gate"), (None, None), "cpu", 1, True)  # fmt: skip
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    written = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text("utf-8").splitlines()]
+    assert {row["condition"] for row in written} == {"gated", "native", "translated_tail17"}
+    fresh = {row.document for row in parts["report"][:14]}
+    assert {row["document"] for row in written if row["status"] == "ok"} == fresh
+    left_out = {row["document"] for row in written if "calibrated on its document" in row["reason"]}
+    assert left_out == {row.document for row in chosen} - fresh
+    assert summary["gate"]["recall"]["aurc"] is not None
+    assert "Risk" in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+
+def test_a_gate_is_not_judged_on_the_documents_it_was_made_of_alone(demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    gate = CalibratedGate(None)
+    monkeypatch.setattr(gate, "calibration", SimpleNamespace(knows=lambda document: True, digest="d"))
+    monkeypatch.setattr("kvbridge.cli_run.gate_for", lambda asset, given: (gate, RepairPlan()))
+    with pytest.raises(UsageError, match="every document"):
+        run(demo_asset, tmp_path, "some", ("gated",))
