@@ -29,10 +29,11 @@ def make_items(
     *,
     limit: int | None = None,
     tasks: Sequence[str] | None = None,
-    known: Callable[[str], bool] = lambda document: False,
+    known: Callable[[str], str | None] = lambda document: None,
 ) -> tuple[list[Item], list[Excluded]]:
     """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents.
-    `known` says of a document that a calibration was made of it: a gate must not be judged there."""
+    `known` says why nothing may be judged on a document (the translator was fitted or the gate calibrated on it), None
+    where nothing speaks against it."""
     made: list[tuple[int, int, Item]] = []
     excluded: list[Excluded] = []
     for number, raw in enumerate(spread(raws)):
@@ -41,8 +42,8 @@ def make_items(
             raise EvalError(f"{raw.id}: expected task to be one of {', '.join(TASKS)}, found {kind!r}")
         if tasks is not None and kind not in tasks:
             continue
-        if known(raw.document):
-            excluded.append(Excluded(raw.id, raw.document, kind, "the gate was calibrated on its document"))
+        if (seen := known(raw.document)) is not None:
+            excluded.append(Excluded(raw.id, raw.document, kind, seen))
             continue
         try:
             found = TASKS[kind].items(raw, receiver)

@@ -50,15 +50,15 @@ def prompts(identity: str, document: str, text: str, count: int) -> Sample:
 
 
 def data_source(asset: Path, data: str, names: tuple[str | None, str | None], ends: int, seed: int = 7) -> Source:
-    """Requests from the test split of `data` (all of it where no split is named), statistics from its validation split
-    (else from every tenth document). Raises DataError with no texts."""
+    """Requests from the test split of `data` (where no split is named all of it but what the asset says it was fitted
+    on), statistics from its validation split (else from every tenth document). Raises DataError with no texts."""
     loaded = load_asset(asset)
     geometries = (loaded.manifest.sender, loaded.manifest.receiver)
     sender, receiver = (
         kvbridge.load(name or g.model_id, dtype=getattr(torch, g.dtype))
         for name, g in zip(names, geometries, strict=True)
     )
-    rows = list(_texts(data))
+    rows = [r for r in _texts(data) if r[0] is not None or not loaded.manifest.knows(r[2])]
     held = [r for r in rows if r[0] == "validation"]
     test = [r for r in rows if r[0] in (None, "test")]
     if not held:

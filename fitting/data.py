@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.errors import DataError
+from kvbridge.geometry import digest_text
 
 SPLITS = ("train", "validation", "test")
+MOST_NAMES = 200_000
+"""Documents whose names a fit keeps; of a larger corpus none are kept."""
 LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -111,6 +114,11 @@ def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
     return SPLITS[0] if draw < fractions[0] else SPLITS[1] if draw < fractions[0] + fractions[1] else SPLITS[2]
 
 
+def short_name(document: str) -> str:
+    """A document's name as an asset keeps it: 64 bits of a digest, in hexadecimal."""
+    return digest_text(document)[:16]
+
+
 class Splits:
     """Documents per split as they stream by: counts, and a digest of what was used. Refuses a group in two splits."""
 
@@ -137,6 +145,11 @@ class Splits:
                 f"expected documents in train, validation and test, found none for {', '.join(empty)} "
                 f"(of {sum(self.documents.values())}); give more documents or mark their split"
             )
+
+    def fitted_on(self) -> tuple[str, ...] | None:
+        """Names, as `short_name`, of the documents that weights and λ are from; None where they are too many to keep."""
+        names = {short_name(group) for group, split in self._group_split.items() if split != "test"}
+        return tuple(sorted(names)) if len(names) <= MOST_NAMES else None
 
     @property
     def digest(self) -> str:

@@ -43,6 +43,8 @@ class Fit:
     splits: dict[str, dict[str, int]]
     marks: tuple[str, ...]
     alignment_exact_share: float
+    fitted_on: tuple[str, ...] | None = None
+    """Short names of the training and validation documents; None where there are too many to keep."""
 
 
 def fit(
@@ -106,6 +108,7 @@ def fit(
         splits=splits.to_json(),
         marks=(FORCED,) if maps.starved else (),
         alignment_exact_share=round(source.exact / max(1, source.covered), 6),
+        fitted_on=splits.fitted_on(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -58,8 +59,9 @@ def gate_calibrate(
         raise UsageError(f"--out {target} exists; calibrations are never overwritten, choose another folder")
     loaded = load_asset(asset)
     ours, theirs = models_of(loaded, (sender, receiver), device)
+    samples = samples_of(data, label, limit, loaded.manifest.knows)
     found = calibrate(
-        Bridge(loaded, sender=ours, receiver=theirs), samples_of(data, label, limit), config,
+        Bridge(loaded, sender=ours, receiver=theirs), samples, config,
         progress=lambda n: say(f"{n} requests read") if n % 320 < 32 else None,
     )  # fmt: skip
     save_calibration(found, target)
@@ -126,13 +128,25 @@ def gate_time(
     show_timing(timing, as_json)
 
 
-def samples_of(data: str | None, label: str, limit: int | None) -> list[Any]:
-    """Texts with several prompts each, or questions with their answer; the demo's held-out texts where DATA is None."""
-    from kvbridge.errors import EvalError
+def samples_of(
+    data: str | None, label: str, limit: int | None, known: Callable[[str], bool] = lambda document: False
+) -> list[Any]:
+    """Texts with several prompts each, or questions with their answer; the demo's held-out texts where DATA is None.
+
+    Rows of documents that are `known` (the translator was fitted on them: it errs less there than on new text) are left
+    out and counted on stderr. Raises UsageError where no row is left.
+    """
+    from kvbridge.cli import say
+    from kvbridge.errors import EvalError, UsageError
     from kvbridge.eval.items import demo_rows, prompt_and_answers, read_raw
     from kvbridge.gates.passing import Sample
 
-    raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
+    rows = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
+    raws = [raw for raw in rows if not known(raw.document)]
+    if rows and not raws:
+        raise UsageError("the translator was fitted on every document of these texts; give others with --data")
+    if len(raws) < len(rows):
+        say(f"{len(rows) - len(raws)} of {len(rows)} rows left out: the translator was fitted on their documents")
     Random(0).shuffle(raws)
     found = []
     for raw in raws:

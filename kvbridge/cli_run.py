@@ -46,6 +46,7 @@ from kvbridge.repair import RepairPlan
 DEMO_CONFIG = FitConfig(max_tokens=256)
 DEMO_DOCUMENTS = {"train": 240, "validation": 48, "test": 16}
 DEMO_RECALL_SHARE = 3
+FITTED_ON, CALIBRATED_ON = "the translator was fitted on its document", "the gate was calibrated on its document"
 DEMO_TEXTS = str(demo.texts("train").parent)
 
 
@@ -164,10 +165,11 @@ def run_eval(
         conditions = with_references(conditions, (plan or RepairPlan()).tail)
     sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
-    known = gate.calibration.knows if isinstance(gate, CalibratedGate) and gate.calibration else lambda document: False
+    known = known_to(asset, gate)
+    if raws and all(seen := [known(raw.document) for raw in raws]):
+        why = " or ".join(sorted({reason for reason in seen if reason}))
+        raise UsageError(f"of every document of these texts it is known that {why}; give other texts with --data")
     items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks, known=known)
-    if raws and all(known(raw.document) for raw in raws):
-        raise UsageError("the gate was calibrated on every document of these texts; give others with --data")
     summary = run_pair(
         sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
         conditions=conditions, excluded=excluded, gate=gate, plan=plan, controls=controls,
@@ -175,6 +177,18 @@ def run_eval(
     )  # fmt: skip
     say(f"report: {out / REPORT}")
     show(summary, as_json)
+
+
+def known_to(asset: Asset, gate: Gate | None) -> Callable[[str], str | None]:
+    """Why nothing may be judged on a document, by its name: the translator or the gate was made of it; None elsewhere."""
+    calibration = gate.calibration if isinstance(gate, CalibratedGate) else None
+
+    def known(document: str) -> str | None:
+        if asset.manifest.knows(document):
+            return FITTED_ON
+        return CALIBRATED_ON if calibration is not None and calibration.knows(document) else None
+
+    return known
 
 
 def gate_for(asset: Asset, given: str | None) -> tuple[Gate, RepairPlan | None]:

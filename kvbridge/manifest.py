@@ -9,17 +9,20 @@ from typing import Any
 
 from kvbridge.errors import CorruptFile, UnknownSchema
 from kvbridge.files import Header
-from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.geometry import KVGeometry, digest_json, digest_text
 
 SCHEMA = "kvbridge.translator/1"
 CONTROLS_SCHEMA = "kvbridge.controls/1"
 MAX_TENSORS = 65_536
 FLOATS = ("F16", "BF16", "F32", "F64")
+MAX_NAMES = 1 << 18
+_NAME = re.compile(r"[0-9a-f]{16}")
 _FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
 _FIELDS = (
     "schema", "sender", "receiver", "family", "receiver_features", "config", "maps", "lambda", "jitter", "corpus_digest",
     "splits", "scores", "weights_bytes", "parameters", "licences", "marks", "alignment_exact_share",
 )  # fmt: skip
+_OPTIONAL = ("fitted_on",)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,15 @@ class Manifest:
         """Held-out scores on the test split."""
         return self.body["scores"]
 
+    @cached_property
+    def fitted_on(self) -> frozenset[str] | None:
+        """Short names (64 bits of a digest) of the documents that weights and λ are from; None where the asset says none."""
+        return frozenset(self.body["fitted_on"]) if "fitted_on" in self.body else None
+
+    def knows(self, document: str) -> bool:
+        """Whether the maps were fitted on the document of this name: nothing measured on it says how they do elsewhere."""
+        return self.fitted_on is not None and digest_text(document)[:16] in self.fitted_on
+
     @classmethod
     def of_fit(cls, fit: Any, maps: tuple[MapEntry, ...], *, weights_bytes: int) -> Manifest:
         """The manifest of a finished fit; nothing in it depends on the time or the machine."""
@@ -112,6 +124,8 @@ class Manifest:
             "marks": list(fit.marks),
             "alignment_exact_share": fit.alignment_exact_share,
         }
+        if fit.fitted_on is not None:
+            body["fitted_on"] = list(fit.fitted_on)
         return cls(body, translator.sender, translator.receiver, maps)
 
     @classmethod
@@ -123,8 +137,9 @@ class Manifest:
             raise UnknownSchema(
                 f"{name}: expected schema {SCHEMA}, found {body['schema']!r}; use the matching kvbridge or fit again"
             )
-        if set(body) != set(_FIELDS):
-            raise CorruptFile(f"{name}: unexpected or missing fields: {', '.join(sorted(set(body) ^ set(_FIELDS)))}")
+        if set(body) - set(_OPTIONAL) != set(_FIELDS):
+            odd = sorted((set(body) - set(_OPTIONAL)) ^ set(_FIELDS))
+            raise CorruptFile(f"{name}: unexpected or missing fields: {', '.join(odd)}")
         sender, receiver = KVGeometry.from_json(body["sender"]), KVGeometry.from_json(body["receiver"])
         plain = {
             "family": str,
@@ -149,10 +164,20 @@ class Manifest:
             raise CorruptFile(f"{name}: licences must be those of sender and receiver, and marks must be strings")
         if not 0 <= body["alignment_exact_share"] <= 1 or body["scores"].get("split") != "test":
             raise CorruptFile(f"{name}: expected an alignment share from 0 to 1 and scores of the test split")
+        _check_names(body.get("fitted_on", []), name)
         _check_scores(body["scores"], name)
         maps = read_maps(body["maps"], sender, receiver, name)
         _check_features(body["receiver_features"], maps, receiver, name)
         return cls(body, sender, receiver, maps)
+
+
+def _check_names(names: Any, name: str) -> None:
+    """Raises CorruptFile unless these are at most MAX_NAMES short names of documents."""
+    if not isinstance(names, list) or len(names) > MAX_NAMES:
+        raise CorruptFile(f"{name}: fitted_on must be a list of at most {MAX_NAMES:,} names, found {str(names)[:80]}")
+    odd = next((n for n in names if type(n) is not str or _NAME.fullmatch(n) is None), None)
+    if odd is not None:
+        raise CorruptFile(f"{name}: fitted_on must hold names of 16 hexadecimal digits, found {odd!r:.80}")
 
 
 def _check_scores(scores: dict[str, Any], name: str) -> None:

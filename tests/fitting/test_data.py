@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbridge.errors import DataError
-from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, split_of
+from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, short_name, split_of
 
 FRACTIONS = (0.8, 0.1, 0.1)
 PINNED = [1, 2, 5, 8, 18, 19]  # of group-0 to group-19: the draw is the same on every machine
@@ -211,3 +211,12 @@ def test_the_corpus_digest_covers_ids_splits_texts_and_order():
     assert len({base, digest(("b", "y", "test"), ("a", "x", "train")), digest(("a", "x", "train"), ("b", "z", "test")),
                 digest(("a", "x", "train"), ("c", "y", "test")), digest(("a", "x", "train"), ("b", "y", "train")),
                 digest(("a", "\udcff", "train"))}) == 6  # fmt: skip
+
+
+def test_names_of_fitted_documents_are_kept_unless_there_are_too_many(monkeypatch):
+    splits = Splits()
+    for number, split in enumerate(("train", "validation", "test", "train")):
+        splits.add(Document(f"t{number}", "text", f"d{number}"), split)
+    assert splits.fitted_on() == tuple(sorted(short_name(f"d{n}") for n in (0, 1, 3)))
+    monkeypatch.setattr("kvbridge.fitting.data.MOST_NAMES", 2)
+    assert splits.fitted_on() is None

@@ -79,6 +79,12 @@ def test_manifests_that_say_what_cannot_be(asset, what):
     assert "not of this manifest" not in refused(asset), "refused by the binding alone"
 
 
+@pytest.mark.parametrize("names", [None, "a", {}, ["a"], [1], ["A" * 16], ["0" * 16 + "\n"], ["0" * 16] * 262_145], ids=lambda n: f"{n!r:.20}")  # fmt: skip
+def test_names_of_fitted_documents_are_few_and_digests(asset, names):
+    forge_manifest(asset, set_at("fitted_on", value=names))
+    assert "fitted_on" in refused(asset)
+
+
 def test_every_field_is_needed(asset):
     original = (asset / MANIFEST).read_text("utf-8")
     for name in json.loads(original):
