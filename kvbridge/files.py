@@ -221,8 +221,9 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
     try:
         present = {entry.name for entry in path.iterdir()}
     except (OSError, ValueError) as error:
-        wanted = ", ".join(sorted(required))
-        raise CorruptFile(f"{str(path)[:200]!r}: expected a folder with {wanted}: {type(error).__name__}") from error
+        wanted, missing = ", ".join(sorted(required)), isinstance(error, FileNotFoundError)
+        what = "no such folder" if missing else getattr(error, "strerror", None) or type(error).__name__
+        raise CorruptFile(f"{str(path)[:200]!r}: expected a folder with {wanted}, found {what}") from error
     if present != required | {SUMS}:
         odd = ", ".join(ascii(name)[:80] for name in sorted(present ^ (required | {SUMS}))[:5])
         raise CorruptFile(f"{path}: expected {', '.join(sorted(required | {SUMS}))} and nothing else: {odd}")
