@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvbridge.errors import DataError
 from kvbridge.eval.gate_lines import config_of, documents_split
 from kvbridge.gates.guarantee import conformal_threshold, interval
-from kvbridge.gates.items import Item, counts_at, scores_of
+from kvbridge.gates.items import Item, counts_at, routed, scores_of
 from kvbridge.gates.levels import fit_rungs, hold, thresholds_of, whole
 
 LEVELS = ((0.02, 0.05), (0.05, 0.05), (0.1, 0.05), (0.2, 0.05))
@@ -34,8 +34,8 @@ def recalibrations(items: Sequence[Item], label: str) -> dict[str, Any]:
             continue
         learn, population = whole(learn, signals), whole(population, signals)
         theirs = scores_of(population, rungs)[:, 0]
-        thresholds = thresholds_of(ours)
-        before = counts_at(learn, ours, thresholds)
+        thresholds = thresholds_of(ours[:, 0])
+        before = counts_at(*routed(learn, ours, 1.0), thresholds)
         damaged = np.array([i.attempts[0].damaged for i in population])
         groups: dict[str, list[int]] = {}
         for place, item in enumerate(population):
@@ -48,9 +48,7 @@ def recalibrations(items: Sequence[Item], label: str) -> dict[str, Any]:
             chosen = np.concatenate([members[i] for i in rng.integers(0, len(members), len(members))])
             drawn["document"] = chosen[:size]
             for how, at in drawn.items():
-                counts = [
-                    (t, int((theirs[at] <= t).sum()), int(damaged[at][theirs[at] <= t].sum())) for t in thresholds
-                ]
+                counts = counts_at(theirs[at], damaged[at], thresholds)
                 for alpha, delta in LEVELS:
                     level = hold(before, counts, size / len(learn), alpha, delta)
                     found[f"{alpha:g}/{delta:g}"][how].append(realised(level, theirs, damaged))

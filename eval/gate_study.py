@@ -26,8 +26,8 @@ from kvbridge.eval.routing import risk_coverage
 from kvbridge.gates.config import GateConfig
 from kvbridge.gates.evaluate import auroc, detection, net_saving
 from kvbridge.gates.guarantee import interval
-from kvbridge.gates.items import Attempt, Item, counts_at, scores_of
-from kvbridge.gates.levels import fit_rungs, hold, thresholds_of, whole
+from kvbridge.gates.items import Attempt, Item, counts_at, routed, scores_of
+from kvbridge.gates.levels import fit_rungs, hold, stop_of, thresholds_of, whole
 from kvbridge.gates.signals import SIGNALS
 
 Case = tuple[str, float | None, str | None]
@@ -116,9 +116,10 @@ def carried(pool: Pool, label: str, tau: float | None, alpha: float, delta: floa
             continue
         learn, test, away = (whole(x, signals) for x in (learn, test, away))
         scores = {n: scores_of(x, rungs) for n, x in (("home", test), ("away", away))}
-        thresholds = thresholds_of(ours)
-        counts = counts_at(test, scores["home"], thresholds)
-        level = hold(counts_at(learn, ours, thresholds), counts, len(test) / len(learn), alpha, delta)
+        thresholds = thresholds_of(ours[:, 0])
+        before = counts_at(*routed(learn, ours, 1.0), thresholds)
+        counts = counts_at(*routed(test, scores["home"], 1.0), thresholds)
+        level = hold(before, counts, len(test) / len(learn), alpha, delta)
         damaged = np.array([i.attempts[0].damaged for i in away])
         body: dict[str, Any] = {"base_risk": float(damaged.mean()) if len(away) else None, "away": len(away)}
         if level is not None:
@@ -130,8 +131,8 @@ def carried(pool: Pool, label: str, tau: float | None, alpha: float, delta: floa
 
 
 def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
-    """One rung against two, on the requests that were tried with both: coverage at a risk, and how often the second rung
-    would still have been cheaper than a prefill."""
+    """One rung against two, on the requests that were tried with both: coverage at a risk, routed as `policy.Ladder` does
+    with a stop from the documents of the score, and how often the second rung would still have been cheaper than a prefill."""
     second = {r["id"]: r for r in pool.cases.get("rung", [])}
     items, affordable = [], []
     for row in pool.cases["right"]:
@@ -147,14 +148,16 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
     learn, rest = documents_split(items, 0.5, 11)
     found: dict[str, Any] = {"n": len(rest), "second_rung_affordable": float(np.mean(affordable)) if items else None}
     try:
-        signals, rungs, _ = fit_rungs(learn, GateConfig(label=label, plans=(PLAN, RUNG)))
+        signals, rungs, ours = fit_rungs(learn, GateConfig(label=label, plans=(PLAN, RUNG)))
     except DataError as error:
         return {**found, "why": str(error)}
-    rest = whole(rest, signals)
+    learn, rest = whole(learn, signals), whole(rest, signals)
     scores = scores_of(rest, rungs)
-    for name, some in (("one rung", scores[:, :1]), ("two rungs", scores)):
+    for name, width in (("one rung", 1), ("two rungs", 2)):
         for risk in (0.05, 0.1, 0.2):
-            counts = [(n, k) for _, n, k in counts_at(rest, some, thresholds_of(some)) if n and k / n <= risk]
+            stop = stop_of(learn, ours[:, :width], len(rest) / len(learn), risk, 0.05)
+            score, damaged = routed(rest, scores[:, :width], stop)
+            counts = [(n, k) for _, n, k in counts_at(score, damaged, thresholds_of(score)) if n and k / n <= risk]
             found[f"{name} at risk {risk:g}"] = max((n for n, _ in counts), default=0) / max(1, len(rest))
     return found
 

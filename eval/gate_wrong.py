@@ -29,8 +29,8 @@ def wrong_caches(pool: Pool) -> dict[str, Any]:
     for name, signals in sets.items():
         used, rungs, _ = fit_rungs(learn, config_of("next_token", signals))
         limits = rungs[0].limits
-        refuses = lambda row, limits=limits: any(row["signals"][c] > limit for c, limit in limits.items())  # noqa: E731
-        extra = [any(i.attempts[0].columns[c] > limit for c, limit in limits.items()) for i in rest]  # type: ignore[index]
+        refuses = lambda row, limits=limits: any(not row["signals"][c] <= limit for c, limit in limits.items())  # noqa: E731
+        extra = [any(not i.attempts[0].columns[c] <= limit for c, limit in limits.items()) for i in rest]  # type: ignore[index]
         cases = {}
         for case, rows in pool.cases.items():
             if case not in ("right", "rung"):

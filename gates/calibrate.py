@@ -96,7 +96,7 @@ def seal(
         translator=asset.digest, sender=manifest.sender.digest, receiver=manifest.receiver.digest, label=config.label,
         tau=None if LABELS[config.label].default is None else config.limit, alpha=config.alpha,
         lenient_alpha=config.lenient_alpha, delta=config.delta, signals=levels.signals, rungs=levels.rungs,
-        strict=levels.strict, lenient=levels.lenient, conformal=levels.conformal,
+        stop=levels.stop, strict=levels.strict, lenient=levels.lenient, conformal=levels.conformal,
         needed=items_needed(config.alpha, config.delta),
         counts={name: len(items) for name, items in parts.items()},
         report=report_of(whole(parts["report"], levels.signals), levels),

@@ -32,7 +32,7 @@ MAX_PLANS, MAX_TENSORS = 16, 4096
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FIELDS = frozenset({
     "schema", "translator", "sender", "receiver", "label", "tau", "alpha", "lenient_alpha", "delta", "signals", "rungs",
-    "strict", "lenient", "conformal", "needed", "counts", "report", "corpus_digest", "documents",
+    "stop", "strict", "lenient", "conformal", "needed", "counts", "report", "corpus_digest", "documents",
     "extras",
 })  # fmt: skip
 
@@ -98,10 +98,14 @@ def _plain(body: dict[str, Any], name: str) -> dict[str, Any]:
     conformal = None if body["conformal"] is None else _within(body["conformal"], 0, 1)
     if type(body["needed"]) is not int or body["needed"] < 1:
         raise ValueError("expected how many items are needed")
+    stop = _within(body["stop"], 0, 1)
+    strict, lenient = (_tested(body[k], levels["delta"]) for k in ("strict", "lenient"))
+    if (stop == 1) != (len(rungs) == 1) or any(t is not None and t.threshold > stop for t in (strict, lenient)):
+        raise ValueError("expected stop 1 with one rung, below 1 with several, and no threshold above it")
     return {
         "translator": body["translator"], "sender": body["sender"], "receiver": body["receiver"],
         "label": _known(body["label"], LABELS), "tau": tau, **levels, "signals": signals, "rungs": rungs,
-        "strict": _tested(body["strict"], levels["delta"]), "lenient": _tested(body["lenient"], levels["delta"]),
+        "stop": stop, "strict": strict, "lenient": lenient,
         "conformal": conformal, "needed": body["needed"], "counts": counts, "report": report,
         "corpus_digest": body["corpus_digest"], "documents": frozenset(documents),
     }  # fmt: skip

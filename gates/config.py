@@ -32,6 +32,8 @@ class GateConfig:
         check_levels(self.lenient_alpha, self.delta)
         if self.label not in LABELS:
             raise UsageError(f"expected label to be one of {', '.join(LABELS)}, found {self.label!r}")
+        if self.tau is not None and not 0 <= self.tau <= 1e6:
+            raise UsageError(f"expected tau from 0 to 1e6, found {self.tau}")
         unknown = [s for s in self.signals if s not in SIGNALS]
         if unknown or not self.signals or not self.plans or len(set(self.plans)) != len(self.plans):
             raise UsageError(

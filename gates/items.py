@@ -56,7 +56,8 @@ def limits_of(items: Sequence[Item], rung: int, signals: Sequence[str]) -> dict[
 
 
 def scores_of(items: Sequence[Item], rungs: Sequence[Rung]) -> Floats:
-    """Scores `[items, rungs]`; infinite where the rung refuses whatever the threshold, or costs more than a prefill."""
+    """Scores `[items, rungs]`; infinite where the rung refuses whatever the threshold, and where the ladder never comes: after
+    an attempt that ended before the gate or without a number, and where a prefill is cheaper."""
     found = np.full((len(items), len(rungs)), np.inf)
     for number, rung in enumerate(rungs):
         score: Score = rung.score
@@ -66,34 +67,32 @@ def scores_of(items: Sequence[Item], rungs: Sequence[Rung]) -> Floats:
             continue
         values = score.of(rows[:, [names.index(c) for c in score.columns]])
         for column, limit in rung.limits.items():
-            values = np.where(rows[:, names.index(column)] > limit, np.inf, values)
+            values = np.where(rows[:, names.index(column)] <= limit, values, np.inf)
         found[at, number] = np.where(np.isfinite(values), values, np.inf)
     for i, item in enumerate(items):
         spent = 0
         for number in range(1, len(rungs)):
             spent += item.attempts[number - 1].flops
-            if spent + item.attempts[number - 1].flops >= item.prefill > 0:
+            ended = item.attempts[number - 1].columns is None
+            if ended or spent + item.attempts[number - 1].flops >= item.prefill > 0:
                 found[i, number:] = np.inf
                 break
     return found
 
 
-def outcome_at(items: Sequence[Item], scores: Floats, threshold: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(accepted `[items]`, damaged where accepted `[items]`) when the first rung at or below `threshold` is taken."""
-    fine = scores <= threshold
-    accepted: NDArray[np.bool_] = np.asarray(fine.any(1), dtype=bool)
+def routed(items: Sequence[Item], scores: Floats, stop: float) -> tuple[Floats, NDArray[np.bool_]]:
+    """Where each request ends, by the rule of `policy.Ladder`: on the first rung whose score is at most `stop`. Its score there
+    `[items]`, infinite where no rung is, and whether it is damaged there `[items]`."""
+    fine = scores <= stop
     first = fine.argmax(1)
+    score = np.where(fine.any(1), np.take_along_axis(scores, first[:, None], 1)[:, 0], np.inf)
     damaged = np.array([item.attempts[r].damaged for item, r in zip(items, first, strict=True)], dtype=bool)
-    return accepted, np.asarray(accepted & damaged, dtype=bool)
+    return score, damaged & np.isfinite(score)
 
 
-def counts_at(items: Sequence[Item], scores: Floats, thresholds: Sequence[float]) -> list[tuple[float, int, int]]:
-    """(threshold, accepted, damaged among them) for each threshold."""
-    found = []
-    for threshold in thresholds:
-        accepted, damaged = outcome_at(items, scores, threshold)
-        found.append((float(threshold), int(accepted.sum()), int(damaged.sum())))
-    return found
+def counts_at(score: Floats, damaged: NDArray[np.bool_], thresholds: Sequence[float]) -> list[tuple[float, int, int]]:
+    """(threshold, accepted, damaged among them) for each threshold, of what `routed` gives."""
+    return [(float(t), int((score <= t).sum()), int(damaged[score <= t].sum())) for t in thresholds]
 
 
 def as_columns(items: Sequence[Item], rung: int) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvbridge.errors import DataError
 from kvbridge.gates.config import GateConfig
@@ -21,7 +22,7 @@ from kvbridge.gates.items import (
     counts_at,
     limits_of,
     matrix,
-    outcome_at,
+    routed,
     scores_of,
 )
 from kvbridge.gates.score import fit_score
@@ -33,10 +34,11 @@ STEPS = 40
 
 @dataclass(frozen=True)
 class Levels:
-    """What items gave: rungs, both levels, the conformal threshold."""
+    """What items gave: rungs, the score at which the ladder stops, both levels, the conformal threshold."""
 
     rungs: tuple[Rung, ...]
     signals: tuple[str, ...]
+    stop: float
     strict: Tested | None
     lenient: Tested | None
     conformal: float | None
@@ -91,11 +93,29 @@ def fit_rungs(learn: Sequence[Item], config: GateConfig) -> tuple[tuple[str, ...
     return signals, tuple(rungs), np.where(np.isfinite(scores_of(learn, rungs)), left_out, np.inf)
 
 
-def thresholds_of(scores: Floats) -> list[float]:
-    """STEPS thresholds, ascending, at equal steps of coverage of `scores` `[items, rungs]`."""
-    best = scores.min(1)
-    finite = best[np.isfinite(best)]
+def thresholds_of(score: Floats) -> list[float]:
+    """STEPS thresholds, ascending, at equal steps of coverage of `score` `[items]`."""
+    finite = score[np.isfinite(score)]
     return sorted({float(f"{np.quantile(finite, (i + 1) / STEPS):.8g}") for i in range(STEPS)}) if len(finite) else []
+
+
+def stop_of(items: Sequence[Item], scores: Floats, share: float, alpha: float, delta: float) -> float:
+    """The score at which the ladder stops climbing: the last threshold at which the risk of taking the first rung at or
+    below it stays under α on `items`, had they been `share` times as many; with one rung 1, where nothing is left to climb.
+
+    `items` must share no document with those that thresholds are tested on: which rung a request ends on is then settled
+    before the test, for both levels alike.
+    """
+    if scores.shape[1] == 1:
+        return 1.0
+    grid = [t for t in thresholds_of(scores.ravel()) if t < 1]
+    if not grid:
+        return 0.0
+    counts = [c for t in grid for c in counts_at(*routed(items, scores, t), [t])]
+    first = start_at(counts, share, alpha)
+    scaled = [(t, round(share * n), round(share * k)) for t, n, k in counts[first:]]
+    found = fixed_sequence(scaled, alpha, delta)
+    return grid[first] if found is None else found.threshold
 
 
 def hold(
@@ -107,44 +127,59 @@ def hold(
     return fixed_sequence(counts[start_at(before, share, alpha) :], alpha, delta)
 
 
+def levels_of(
+    learn: Sequence[Item], ours: Floats, test: Sequence[Item], theirs: Floats, config: GateConfig
+) -> tuple[float, Tested | None, Tested | None]:
+    """(stop, strict, lenient): where the ladder stops and the order of thresholds from `learn` with scores `ours`, what
+    holds from `test` with scores `theirs`."""
+    share = len(test) / max(1, len(learn))
+    stop = stop_of(learn, ours, share, config.lenient_alpha, config.delta)
+    score, damaged = routed(learn, ours, stop)
+    thresholds = sorted({min(t, stop) for t in thresholds_of(score)})
+    before, counts = counts_at(score, damaged, thresholds), counts_at(*routed(test, theirs, stop), thresholds)
+    strict, lenient = (
+        hold(before, counts, share, alpha, config.delta) for alpha in (config.alpha, config.lenient_alpha)
+    )
+    return stop, strict, lenient
+
+
 def fit_levels(learn: Sequence[Item], test: Sequence[Item], config: GateConfig) -> Levels:
-    """Score, limits and the order of thresholds from `learn`; thresholds that hold from `test`, which shares no document
+    """Score, limits, stop and the order of thresholds from `learn`; thresholds that hold from `test`, which shares no document
     with it. Raises DataError where `learn` cannot give a score."""
     signals, rungs, ours = fit_rungs(learn, config)
     learn, test = whole(learn, signals), whole(test, signals)
     theirs = scores_of(test, rungs)
-    thresholds = thresholds_of(ours)
-    before, counts = counts_at(learn, ours, thresholds), counts_at(test, theirs, thresholds)
-    share = len(test) / max(1, len(learn))
-    strict, lenient = (
-        hold(before, counts, share, alpha, config.delta) for alpha in (config.alpha, config.lenient_alpha)
-    )
+    stop, strict, lenient = levels_of(learn, ours, test, theirs, config)
     conformal = None
     if len(rungs) == 1 and len(test):
         fine = np.isfinite(theirs[:, 0])
         bad = np.array([item.attempts[0].damaged for item in test]) & fine
         found = conformal_threshold(np.where(fine, theirs[:, 0], 2.0), bad, config.alpha)
         conformal = None if found is None else min(found, 1.0)
-    return Levels(rungs, signals, strict, lenient, conformal)
+    return Levels(rungs, signals, stop, strict, lenient, conformal)
 
 
 def report_of(items: Sequence[Item], levels: Levels) -> dict[str, Any]:
-    """Figures of the third part: nothing in it chose anything."""
+    """Figures of the report part: nothing in it chose anything. `strict` and `lenient`: of all requests at or below that
+    threshold; `approximate`: of those tagged `use_approximate` alone, for which nothing is promised."""
     if not items:
         return {"items": 0}
-    scores = scores_of(items, levels.rungs)
+    score, bad = routed(items, scores_of(items, levels.rungs), levels.stop)
     rows, damaged, at = matrix(items, 0, list(levels.rungs[0].score.columns))
     found: dict[str, Any] = {"items": len(items), "damaged": int(sum(i.attempts[0].damaged for i in items))}
-    for name, level in (("strict", levels.strict), ("lenient", levels.lenient)):
-        if level is None:
-            found[name] = None
-            continue
-        accepted, bad = outcome_at(items, scores, level.threshold)
-        n, k = int(accepted.sum()), int(bad.sum())
-        found[name] = {"coverage": round(n / len(items), 6), "accepted": n, "damaged": k, "risk_ci": list(interval(k, n)) if n else None}  # fmt: skip
+    at_most = {name: np.zeros(len(items), bool) if level is None else score <= level.threshold
+               for name, level in (("strict", levels.strict), ("lenient", levels.lenient))}  # fmt: skip
+    found["strict"] = None if levels.strict is None else _realised(at_most["strict"], bad)
+    found["lenient"] = None if levels.lenient is None else _realised(at_most["lenient"], bad)
+    found["approximate"] = None if levels.lenient is None else _realised(at_most["lenient"] & ~at_most["strict"], bad)
     found["auroc"] = {n: round(v, 4) for n, v in sorted(table_of(as_columns(items, 0), damaged).items())}
     combined = auroc(levels.rungs[0].score.of(rows), damaged) if at else None
     found["auroc_score"] = None if combined is None else round(combined, 4)
     costs = [i.attempts[0].flops / i.prefill for i in items if i.prefill and i.attempts[0].columns is not None]
     found["cost_share"] = round(float(np.mean(costs)), 4) if costs else None
     return found
+
+
+def _realised(inside: NDArray[np.bool_], damaged: NDArray[np.bool_]) -> dict[str, Any]:
+    n, k = int(inside.sum()), int(damaged[inside].sum())
+    return {"coverage": round(n / len(inside), 6), "accepted": n, "damaged": k, "risk_ci": list(interval(k, n)) if n else None}  # fmt: skip

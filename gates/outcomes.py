@@ -20,7 +20,7 @@ class Outcome:
     """`flip`: the next greedy token differs. `diverges`: first of GREEDY greedy tokens that differs, GREEDY where none
     does. `kl`: KL(native ‖ translated) of the next token, in nats. `gap`: mean nats per token, translated minus native,
     of the text that follows. `native_right`, `translated_right`: greedy decoding gives the known answer. None: nothing
-    known follows."""
+    known follows. Logits with NaN on either side differ and are not right."""
 
     flip: bool
     diverges: int
@@ -50,7 +50,8 @@ def compare(receiver: Model, requests: Sequence[Pending]) -> list[Outcome]:
     native, translated = [r.native for r in requests], [r.translated for r in requests]
     greedy, own = Continuing(receiver, native).greedy(first, GREEDY)
     theirs = followed(receiver, translated, torch.cat((first, greedy[:, :-1]), dim=1))
-    differs = theirs.argmax(-1).cpu() != greedy
+    broken = theirs.isnan().any(-1) | own.isnan().any(-1)
+    differs = (theirs.argmax(-1).cpu() != greedy) | broken.cpu()
     kl = (own[:, 0].exp() * (own[:, 0] - theirs[:, 0])).sum(-1).clamp_min(0)
     longest = max(len(r.following) for r in requests)
     known: list[tuple[float, bool, bool] | None] = [None] * len(requests)
@@ -64,7 +65,10 @@ def compare(receiver: Model, requests: Sequence[Pending]) -> list[Outcome]:
             if count := len(request.following):
                 target = request.following[:, None]
                 nats = [-float(x[row, :count].gather(1, target).mean()) for x in logs]
-                right = [bool((x[row, :count].argmax(-1) == request.following).all()) for x in logs]
+                right = [
+                    bool((x[row, :count].argmax(-1) == request.following).all() and not x[row, :count].isnan().any())
+                    for x in logs
+                ]
                 known[row] = (nats[1] - nats[0], right[0], right[1])
     found = []
     for row, request in enumerate(requests):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,13 +42,27 @@ class Policy:
     valid_until: float | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_ms is not None and not self.timeout_ms > 0:
-            raise UsageError(f"expected timeout_ms above 0, found {self.timeout_ms}")
+        if self.timeout_ms is not None and (type(self.timeout_ms) not in (int, float) or not self.timeout_ms > 0):
+            raise UsageError(f"expected timeout_ms as a number above 0 or None, found {self.timeout_ms!r:.40}")
+        until = self.valid_until
+        if until is not None and (type(until) not in (int, float) or not math.isfinite(until)):
+            raise UsageError(
+                f"expected valid_until as a finite number of seconds since 1970 or None, found {until!r:.40}"
+            )
 
 
 def file_switch(path: str | Path) -> Callable[[], bool]:
-    """A kill switch for operators: on as long as nothing stands at `path`."""
-    return lambda: not Path(path).exists()
+    """A kill switch for operators: on as long as nothing stands at `path`, not even a dangling link. It raises OSError where
+    that cannot be told, which switches off."""
+
+    def on() -> bool:
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            return True
+        return False
+
+    return on
 
 
 @dataclass(eq=False)
@@ -55,7 +70,9 @@ class CalibratedGate:
     """Decides by a calibration. Nothing about a request raises: expected faults (no memory, an operating-system error, a
     signal that does not apply, NaN, time) are a Decision(discard) with their reason. A bug raises.
 
-    `calibration` None: uncalibrated. `speed`: of this device, so that decisions predict milliseconds. `switch`: False ends all use at once. `clock`, `now`: monotonic and wall seconds.
+    `calibration` None: uncalibrated. `speed`: of this device, so that decisions predict milliseconds. `switch`: False, or an
+    OSError, ends all use at once. `log` may raise OSError, which refuses; whatever else it raises counts as a bug. `clock`,
+    `now`: monotonic and wall seconds.
     """
 
     calibration: Calibration | None
@@ -86,13 +103,16 @@ class CalibratedGate:
     def _refused(self, evidence: Evidence) -> Decision | None:
         """What is known before any signal is read."""
         calibration, policy = self.calibration, self.policy
-        if not policy.enabled or not self.switch():
-            return discard(
-                "disabled", "switched off" if policy.enabled else f"tenant {self.tenant!r} does not use translations"
-            )
+        if not policy.enabled:
+            return discard("disabled", f"tenant {self.tenant!r} does not use translations")
+        try:
+            if not self.switch():
+                return discard("disabled", "switched off")
+        except OSError as error:
+            return discard("disabled", f"the kill switch could not be read: {type(error).__name__}: {error}"[:300])
         if calibration is None:
             return discard("uncalibrated", "no calibration was given; run kvbridge gate calibrate")
-        if policy.valid_until is not None and self.now() > policy.valid_until:
+        if policy.valid_until is not None and not self.now() <= policy.valid_until:
             return discard("uncalibrated", "the calibration is stale: its time is over; calibrate again")
         if evidence.asset is None or evidence.asset.digest != calibration.translator:
             return discard("uncalibrated", "the calibration is of another translator; calibrate again")
@@ -119,7 +139,7 @@ class CalibratedGate:
                 for name in calibration.signals:
                     found = SIGNALS[name].read(reading)
                     values.update(zip(SIGNALS[name].columns, found, strict=True))
-                    if limit is not None and 1000 * (self.clock() - start) > limit:
+                    if limit is not None and not 1000 * (self.clock() - start) <= limit:
                         return discard("timeout", f"{name} ended after more than {limit:g} ms")
         except Inapplicable as error:
             return discard("fault", f"{name}: {error}")
@@ -135,7 +155,7 @@ class CalibratedGate:
         assert calibration is not None
         score = rung.score(values)
         for column, limit in rung.limits.items():
-            if values[column] > limit:
+            if not values[column] <= limit:
                 text = f"{column} is {values[column]:.3g}, above {limit:.3g}: this cache is not of this text"
                 return Decision("discard", "gate_refused", text, score=1.0)
         strict, lenient = calibration.strict, calibration.lenient
@@ -176,8 +196,9 @@ class CalibratedGate:
 
 
 class Ladder:
-    """Hands over with the cheapest repair plan that the gate accepts, up to where a prefill takes fewer FLOPs: the rule that
-    its thresholds were calibrated under, whatever the device.
+    """Tries repair plans, cheapest first, up to where a prefill takes fewer FLOPs, and ends on the first whose score is at
+    most `calibration.stop`, accepted there or not: the rule that its thresholds were calibrated under, whatever the device
+    and the policy.
 
     `policies`: by tenant; another tenant gets `policy`. Everything else goes to CalibratedGate.
     """
@@ -203,7 +224,7 @@ class Ladder:
         self._bridges: dict[str, Bridge] = {}
 
     def handoff(self, snapshot: KVSnapshot, text: str, *, tenant: str = "") -> Handoff:
-        """The first accepted handoff, else the last refusal; its decision counts FLOPs and milliseconds of all attempts."""
+        """The handoff of the rung that the request ends on, else the last refusal; its decision counts FLOPs and milliseconds of all attempts."""
         bridge = self._bridges.setdefault(tenant, self._make(tenant))
         dense = prefill_flops(self.receiver.geometry, len(self.receiver.encode(text)))
         spent, spent_ms, last = 0, 0.0, 0
@@ -216,7 +237,9 @@ class Ladder:
             last = decision.predicted_flops or 0
             spent += last
             spent_ms += decision.predicted_ms or 0.0
-            if decision.accepted or decision.reason != "gate_refused":
+            score = decision.score
+            climbs = decision.reason == "gate_refused" and (score is None or score > self.calibration.stop)
+            if decision.accepted or not climbs:
                 break
         assert handoff is not None
         total = replace(handoff.decision, predicted_flops=spent or None, predicted_ms=spent_ms or None)

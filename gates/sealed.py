@@ -26,7 +26,9 @@ class Rung:
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """What a gate decides by. `strict` and `lenient`: the thresholds that passed at α and at `lenient_alpha`, each at
-    confidence 1 − δ, None where none did; `needed`: accepted items without a failure that the strict level takes.
+    confidence 1 − δ, None where none did: P(damaged | score at or below it), so the lenient one speaks of `use` and
+    `use_approximate` together. `stop`: a request ends on the first rung whose score is at most this (1 with one rung);
+    `needed`: accepted items without a failure that the strict level takes.
     `translator`, `sender`, `receiver`: digests it is bound to. `documents`: names (as `name_of`) of the documents that
     fixed anything in it. `digest` is None until it is saved.
     """
@@ -41,6 +43,7 @@ class Calibration:
     delta: float
     signals: tuple[str, ...]
     rungs: tuple[Rung, ...]
+    stop: float
     strict: Tested | None
     lenient: Tested | None
     conformal: float | None
@@ -84,7 +87,7 @@ class Calibration:
                 {"plan": {**asdict(r.plan), "tokens": list(r.plan.tokens)}, "score": r.score.to_json(), "limits": r.limits}
                 for r in self.rungs
             ],
-            "strict": tested(self.strict), "lenient": tested(self.lenient), "conformal": self.conformal,
+            "stop": self.stop, "strict": tested(self.strict), "lenient": tested(self.lenient), "conformal": self.conformal,
             "needed": self.needed, "counts": self.counts, "report": self.report, "corpus_digest": self.corpus_digest,
             "documents": sorted(self.documents),
             "extras": {

@@ -1,6 +1,7 @@
 """Labels: what counts as damage. A new one is a function of an Outcome and a limit τ, and one line here.
 
-None: the label says nothing about this request. τ is ignored where a label has none.
+None: the label says nothing about this request. τ is ignored where a label has none. NaN is damage: comparisons are
+written so that they must hold for a request to count as undamaged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Label:
 
 
 def _gap(outcome: Outcome, tau: float) -> bool | None:
-    return None if outcome.gap is None else outcome.gap > tau
+    return None if outcome.gap is None else not outcome.gap <= tau
 
 
 def _lost(outcome: Outcome, tau: float) -> bool | None:
@@ -31,8 +32,8 @@ def _lost(outcome: Outcome, tau: float) -> bool | None:
 
 LABELS: dict[str, Label] = {
     "next_token": Label(lambda o, _: o.flip, None, "the next greedy token differs"),
-    "continuation": Label(lambda o, tau: o.diverges < tau, 4, "one of the next τ greedy tokens differs (τ ≤ 4)"),
+    "continuation": Label(lambda o, tau: not o.diverges >= tau, 4, "one of the next τ greedy tokens differs (τ ≤ 4)"),
     "lost_answer": Label(_lost, None, "right when dense and wrong when translated"),
     "loss_gap": Label(_gap, 0.1, "nats per token of what follows exceed the receiver's own by more than τ"),
-    "kl": Label(lambda o, tau: o.kl > tau, 0.1, "KL of the next token's distribution exceeds τ nats"),
+    "kl": Label(lambda o, tau: not o.kl <= tau, 0.1, "KL of the next token's distribution exceeds τ nats"),
 }

@@ -6,6 +6,8 @@ the cache holds. Costs one sender layer over the sampled tokens.
 
 import math
 
+import torch
+
 from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
 from kvbridge.gates.signals.residuals import relative
@@ -14,7 +16,7 @@ from kvbridge.gates.signals.residuals import relative
 def _read(reading: Reading) -> tuple[float, ...]:
     rows, own = reading.sender_first
     cached = reading.evidence.snapshot.layers[0]
-    worst = max(float(relative(cached[name][rows], own[name]).max()) for name in own)
+    worst = float(torch.cat([relative(cached[name][rows], own[name]) for name in own]).max())  # NaN stays NaN
     return (math.log10(worst + 1e-6),)
 
 

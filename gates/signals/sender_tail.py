@@ -5,6 +5,8 @@ Costs a forward of nine sender tokens, shared with the sender's loss and its nex
 
 import math
 
+import torch
+
 from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
 from kvbridge.gates.signals.residuals import relative
@@ -13,11 +15,8 @@ from kvbridge.gates.signals.residuals import relative
 def _read(reading: Reading) -> tuple[float, ...]:
     again = reading.sender_tail
     layers = reading.evidence.snapshot.layers
-    worst = max(
-        float(relative(layers[i][name][again.rows], own[name]).max())
-        for i, own in enumerate(again.layers)
-        for name in own
-    )
+    errors = [relative(layers[i][name][again.rows], own[name]) for i, own in enumerate(again.layers) for name in own]
+    worst = float(torch.cat(errors).max())  # NaN stays NaN
     return (math.log10(worst + 1e-6),)
 
 

@@ -83,7 +83,7 @@ def made_calibration(pair: Pair, **changes: Any) -> Calibration:
     body: dict[str, Any] = {
         "translator": pair.asset.digest, "sender": manifest.sender.digest, "receiver": manifest.receiver.digest,
         "label": "next_token", "tau": None, "alpha": 0.02, "lenient_alpha": 0.1, "delta": 0.05, "signals": tuple(SIGNALS),
-        "rungs": (RungOf(PLAN, score, {"sender_first": -2.0}),), "strict": None, "lenient": passed, "conformal": 0.3,
+        "rungs": (RungOf(PLAN, score, {"sender_first": -2.0}),), "stop": 1.0, "strict": None, "lenient": passed, "conformal": 0.3,
         "needed": 149, "counts": {"score": 10, "thresholds": 400, "report": 20}, "report": {"items": 20},
         "corpus_digest": "c", "documents": frozenset({name_of("d0")}), "extras": pair.extras,
     }  # fmt: skip

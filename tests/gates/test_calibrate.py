@@ -15,7 +15,7 @@ from kvbridge.gates.calibrate import calibrate, read_signals
 from kvbridge.gates.calibration import load_calibration, save_calibration
 from kvbridge.gates.config import PARTS, GateConfig, part_of
 from kvbridge.gates.evaluate import auroc, detection, net_saving, table_of
-from kvbridge.gates.items import Attempt, Item, counts_at, outcome_at, scores_of
+from kvbridge.gates.items import Attempt, Item, counts_at, routed, scores_of
 from kvbridge.gates.levels import fit_levels
 from kvbridge.gates.passing import Sample, watch
 from kvbridge.gates.policy import CalibratedGate
@@ -46,9 +46,11 @@ def test_a_level_holds_and_covers_where_the_signal_is_good():
     assert found.lenient is not None
     assert found.strict.threshold <= found.lenient.threshold
     fresh = made(20_000, 2)
-    accepted, damaged = outcome_at(fresh, scores_of(fresh, found.rungs), found.strict.threshold)
+    score, damaged = routed(fresh, scores_of(fresh, found.rungs), found.stop)
+    accepted = score <= found.strict.threshold
+    assert found.stop == 1.0
     assert accepted.mean() > 0.4
-    assert damaged.sum() / accepted.sum() <= 0.1
+    assert damaged[accepted].mean() <= 0.1
 
 
 def test_without_a_signal_nothing_holds():
@@ -61,20 +63,21 @@ def test_the_guarantee_over_recalibrations():
     for seed in range(30):
         levels = fit_levels(made(250, 100 + seed, signal=2.0), made(250, 500 + seed, signal=2.0), CONFIG)
         if levels.strict is not None:
-            accepted, damaged = outcome_at(fresh, scores_of(fresh, levels.rungs), levels.strict.threshold)
+            score, damaged = routed(fresh, scores_of(fresh, levels.rungs), levels.stop)
             found += 1
-            violations += damaged.sum() / accepted.sum() > 0.1
+            violations += damaged[score <= levels.strict.threshold].mean() > 0.1
     assert found > 10
     assert violations <= 8, "3 are expected at most; beyond 8 lies less than 0.1 %"
 
 
-def test_the_ladder_takes_the_first_rung_below_the_threshold():
+def test_a_request_ends_on_the_first_rung_at_or_below_the_stop():
     items = made(3, 0, plans=2)
     scores = np.array([[0.1, 0.0], [0.5, 0.2], [0.9, np.inf]])
-    accepted, damaged = outcome_at(items, scores, 0.3)
-    assert accepted.tolist() == [True, True, False]
+    score, damaged = routed(items, scores, 0.3)
+    assert score.tolist() == [0.1, 0.2, np.inf]
     assert damaged.tolist() == [items[0].attempts[0].damaged, items[1].attempts[1].damaged, False]
-    assert counts_at(items, scores, [0.3])[0][1] == 2
+    assert [n for _, n, _ in counts_at(score, damaged, [0.0, 0.1, 0.3])] == [0, 1, 2]
+    assert routed(items, scores, 0.6)[0].tolist() == [0.1, 0.5, np.inf], "a better rung further up is not looked at"
     config = GateConfig(
         alpha=0.1, delta=0.1, lenient_alpha=0.2, signals=CONFIG.signals, plans=(PLAN, RepairPlan(tail=30))
     )
@@ -82,6 +85,7 @@ def test_the_ladder_takes_the_first_rung_below_the_threshold():
     assert len(levels.rungs) == 2
     assert levels.conformal is None
     assert levels.strict is not None
+    assert levels.strict.threshold <= levels.stop < 1
 
 
 def test_a_rung_that_costs_more_than_a_prefill_is_not_tried():
@@ -89,6 +93,15 @@ def test_a_rung_that_costs_more_than_a_prefill_is_not_tried():
         alpha=0.1, delta=0.1, lenient_alpha=0.2, signals=CONFIG.signals, plans=(PLAN, RepairPlan(tail=30))))  # fmt: skip
     dear = [Item(i.id, i.document, i.tokens, tuple(Attempt(a.columns, a.damaged, 600) for a in i.attempts), 1000) for i in made(20, 7, plans=2)]  # fmt: skip
     assert np.isinf(scores_of(dear, levels.rungs)[:, 1]).all()
+
+
+def test_the_ladder_ends_where_an_attempt_ended_before_the_gate():
+    config = GateConfig(
+        alpha=0.1, delta=0.1, lenient_alpha=0.2, signals=CONFIG.signals, plans=(PLAN, RepairPlan(tail=30))
+    )
+    levels = fit_levels(made(600, 0, plans=2), made(600, 1, plans=2), config)
+    refused = [Item(i.id, i.document, 9, (Attempt(None, False), i.attempts[1]), 1000) for i in made(20, 7, plans=2)]
+    assert np.isinf(scores_of(refused, levels.rungs)).all()
 
 
 def test_limits_refuse_what_no_right_cache_showed():
@@ -137,7 +150,7 @@ def test_figures_against_sklearn():
 
 
 @pytest.mark.parametrize("change", [
-    {"label": "x"}, {"alpha": 0.0}, {"delta": 1.0}, {"alpha": 0.3}, {"signals": ("x",)}, {"signals": ()}, {"plans": ()}, {"plans": (PLAN, PLAN)},
+    {"label": "x"}, {"alpha": 0.0}, {"delta": 1.0}, {"alpha": 0.3}, {"tau": float("nan")}, {"tau": -1.0}, {"signals": ("x",)}, {"signals": ()}, {"plans": ()}, {"plans": (PLAN, PLAN)},
 ])  # fmt: skip
 def test_configurations_that_mean_nothing(change):
     with pytest.raises(UsageError):

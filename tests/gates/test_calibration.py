@@ -95,6 +95,15 @@ FORGED = {
     "p above delta": put("lenient", "p", 0.9),
     "failures above items": put("lenient", "failures", 401),
     "threshold of 7": put("lenient", "threshold", 7.0),
+    "stop of nan": put("stop", float("nan")),
+    "one rung that stops below 1": put("stop", 0.9),
+    "two rungs that stop at 1": lambda b: b["rungs"].append(
+        {**b["rungs"][0], "plan": {**b["rungs"][0]["plan"], "tail": 40}}
+    ),
+    "threshold above the stop": lambda b: (
+        b["rungs"].append({**b["rungs"][0], "plan": {**b["rungs"][0]["plan"], "tail": 40}}),
+        put("stop", 0.5)(b),
+    ),
     "threshold missing": lambda b: b["lenient"].pop("threshold"),
     "label": put("label", "vibes"),
     "label unhashable": put("label", ["x"]),

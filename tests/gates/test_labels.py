@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kvbridge
+from kvbridge.gates.continuing import Continuing
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.outcomes import GREEDY, Outcome, Pending, compare
 from kvbridge.gates.passing import Sample, requests_of, watch
@@ -38,6 +39,29 @@ def test_labels_say_nothing_where_nothing_is_known():
     assert LABELS["lost_answer"].damaged(unknown, 0) is None
     assert LABELS["loss_gap"].damaged(unknown, 0.1) is None
     assert LABELS["lost_answer"].damaged(replace(FINE, native_right=False, translated_right=False), 0) is False
+
+
+@pytest.mark.parametrize("name", ["kl", "loss_gap", "continuation"])
+def test_nan_is_damage(name):
+    field = {"kl": "kl", "loss_gap": "gap", "continuation": "diverges"}[name]
+    assert LABELS[name].damaged(replace(FINE, **{field: float("nan")}), LABELS[name].default) is True
+
+
+def test_a_cache_of_nan_is_damaged_under_every_label(pair):
+    ids = pair.receiver.encode(pair.texts[0]).ids
+    native = kvbridge.capture(pair.receiver, input_ids=ids[:60]).layers
+    bad = [{n: torch.full_like(t, float("nan")) for n, t in x.items()} for x in native]
+    logs = Continuing(pair.receiver, [native]).greedy(ids[None, 60:61], 1)
+    answer = logs[0][0]
+    zero = torch.zeros(1, dtype=torch.int64)
+    outcome, wrong = compare(
+        pair.receiver, [Pending(int(ids[60]), native, bad, answer, True), Pending(int(ids[60]), bad, bad, zero, True)]
+    )
+    assert outcome.native_right
+    assert not outcome.translated_right
+    assert all(label.damaged(outcome, label.default or 0.0) for label in LABELS.values())
+    assert wrong.flip, "argmax over NaN is token 0 on both sides"
+    assert not wrong.translated_right
 
 
 def greedy(model, ids, count):

@@ -10,18 +10,17 @@ import torch
 
 import kvbridge
 from kvbridge import RepairPlan
-from kvbridge.gates import policy as policies
+from kvbridge.errors import UsageError
 from kvbridge.gates.audit import Counters, JsonLines, both
 from kvbridge.gates.guarantee import Tested as Passed
-from kvbridge.gates.policy import CalibratedGate, Ladder, Policy, file_switch
-from kvbridge.gates.sealed import Rung
+from kvbridge.gates.policy import CalibratedGate, Policy, file_switch
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.base import Signal
 from tests.gates.conftest import PLAN, made_calibration
 
 
 def raising(error):
-    def read(reading):
+    def read(*_):
         raise error
 
     return read
@@ -79,6 +78,10 @@ SETTINGS = {
     "stale": (lambda p: gate_of(p, policy=Policy(valid_until=10.0), now=lambda: 11.0), "uncalibrated"),
     "tenant off": (lambda p: gate_of(p, policy=Policy(enabled=False)), "disabled"),
     "kill switch": (lambda p: gate_of(p, switch=lambda: False), "disabled"),
+    "kill switch that cannot be read": (lambda p: gate_of(p, switch=raising(PermissionError(13, "denied"))), "disabled"),
+    "kill switch with a name too long": (lambda p: gate_of(p, switch=file_switch("/tmp/" + "x" * 300)), "disabled"),
+    "kill switch under a file": (lambda p: gate_of(p, switch=file_switch(f"{__file__}/off")), "disabled"),
+    "a clock of nan": (lambda p: gate_of(p, policy=Policy(valid_until=10.0), now=lambda: float("nan")), "uncalibrated"),
     "shadow": (lambda p: gate_of(p, policy=Policy(shadow=True)), "disabled"),
     "timeout": (lambda p: gate_of(p, policy=Policy(timeout_ms=5), clock=ticking(0.004)), "timeout"),
     "strict only": (lambda p: gate_of(p, policy=Policy(strict_only=True)), "uncalibrated"),
@@ -135,6 +138,30 @@ def test_requests_end_in_the_dense_result(pair, name):
     assert_dense(pair, handed(pair, gate_of(pair), make(pair), plan=plan), reason)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "tomorrow", True])
+def test_valid_until_is_a_finite_number(value):
+    with pytest.raises(UsageError, match="valid_until"):
+        Policy(valid_until=value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0, "5", True])
+def test_timeout_is_a_number_above_zero(value):
+    with pytest.raises(UsageError, match="timeout_ms"):
+        Policy(timeout_ms=value)
+
+
+def test_a_log_that_has_a_bug_raises(pair):
+    with pytest.raises(ValueError, match="a bug"):
+        handed(pair, gate_of(pair, log=raising(ValueError("a bug"))))
+
+
+def test_a_dangling_link_switches_off(tmp_path):
+    on = file_switch(tmp_path / "off")
+    assert on()
+    (tmp_path / "off").symlink_to(tmp_path / "nowhere")
+    assert not on()
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("a bug"), KeyError("a bug"), RuntimeError("a bug"), AssertionError("a bug")]
 )
@@ -186,61 +213,6 @@ def test_the_file_switch_acts_at_once(pair, tmp_path):
     assert handed(pair, gate).decision.accepted
     (tmp_path / "off").touch()
     assert_dense(pair, handed(pair, gate), "disabled")
-
-
-def ladder_of(pair, thresholds, **options):
-    """A ladder of three tails; a request passes a rung where its tail is in `thresholds`."""
-    base = made_calibration(pair)
-    rungs = []
-    for tail in (11, 21, 31):
-        intercept = -5.0 if tail in thresholds else 5.0
-        score = replace(base.rungs[0].score, intercept=intercept)
-        rungs.append(Rung(RepairPlan(sinks=2, tail=tail), score, {}))
-    return Ladder(
-        pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=replace(base, rungs=tuple(rungs)), **options
-    )
-
-
-def test_the_ladder_takes_the_first_rung_that_passes_and_pays_for_all(pair, monkeypatch):
-    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
-    text = pair.texts[0]
-    snapshot = kvbridge.capture(pair.sender, text)
-    costs = []
-    for passing in ((11, 21, 31), (21, 31), ()):
-        done = ladder_of(pair, passing).handoff(snapshot, text)
-        costs.append(done.decision.predicted_flops)
-        assert done.decision.accepted == bool(passing)
-    assert costs[0] < costs[1] < costs[2]
-
-
-def test_the_ladder_stops_where_a_prefill_is_cheaper(pair, monkeypatch):
-    calls = []
-    real = policies.Bridge.handoff
-
-    def counted(self, *arguments, **options):
-        calls.append(options["repair"].tail)
-        return real(self, *arguments, **options)
-
-    monkeypatch.setattr(policies.Bridge, "handoff", counted)
-    text = pair.texts[0]
-    ladder_of(pair, ()).handoff(kvbridge.capture(pair.sender, text), text)
-    assert calls == [11]
-
-
-def test_the_ladder_does_not_climb_after_another_refusal(pair):
-    done = ladder_of(pair, (), policy=Policy(enabled=False)).handoff(
-        kvbridge.capture(pair.sender, pair.texts[0]), pair.texts[0]
-    )
-    assert done.decision.reason == "disabled"
-
-
-def test_tenants_have_their_own_policy(pair):
-    ladder = ladder_of(pair, (11,), policies={"careful": Policy(strict_only=True), "off": Policy(enabled=False)})
-    text = pair.texts[0]
-    snapshot = kvbridge.capture(pair.sender, text)
-    assert ladder.handoff(snapshot, text).decision.accepted
-    assert not ladder.handoff(snapshot, text, tenant="careful").decision.accepted
-    assert ladder.handoff(snapshot, text, tenant="off").decision.reason == "disabled"
 
 
 def test_at_least_twenty_faults_are_injected():
