@@ -94,16 +94,30 @@ def _document(row: Any, split: str | None, fallback: str) -> Document:
         return row
     if isinstance(row, str):
         return Document(fallback, row, fallback, split)
-    if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
-        found = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-        raise DataError(f"{fallback}: expected a row with a string column `text`, found {found}")
+    text = _running_text(row) if isinstance(row, Mapping) else None
+    if text is None:
+        found = (
+            ", ".join(k for k, v in row.items() if v is not None) if isinstance(row, Mapping) else type(row).__name__
+        )
+        raise DataError(f"{fallback}: expected a row with text, or with context, question and answer, found {found}")
     own = row.get("id")
     identity = fallback if own is None else str(own)
     group = row.get("document")
     named = row.get("split")
     if named is not None and named not in SPLITS:
         raise DataError(f"{fallback}: expected split to be one of {', '.join(SPLITS)}, found {named!r}")
-    return Document(identity, row["text"], identity if group is None else str(group), named or split)
+    return Document(identity, text, identity if group is None else str(group), named or split)
+
+
+def _running_text(row: Mapping[str, Any]) -> str | None:
+    """What a row says: its text, or a question as it stands with its (first) answer; None where it says nothing."""
+    if isinstance(row.get("text"), str):
+        return row["text"]
+    asked = [row["prompt"]] if isinstance(row.get("prompt"), str) else [row.get("context"), row.get("question")]
+    question = "".join(part for part in asked if isinstance(part, str))
+    several = row.get("answers")
+    answer = several[0] if isinstance(several, (list, tuple)) and several else row.get("answer")
+    return question + (answer if isinstance(answer, str) else "") if question else None
 
 
 def split_of(document: Document, fractions: tuple[float, float, float]) -> str:

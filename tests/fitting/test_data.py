@@ -83,10 +83,25 @@ def test_python_strings_mappings_and_documents():
     assert texts(iter(["lazy"])) == ["lazy"]
 
 
+def test_questions_among_texts_are_running_text(tmp_path):
+    """One file serves a fit and an evaluation; a reader of columns fills what a row lacks with null."""
+    rows = [
+        {"text": "Plain."},
+        {"text": None, "context": "Tom has the key. ", "question": "Who has it? ", "answer": "Tom"},
+        {"text": None, "prompt": "Who? ", "answers": ["Ann", "Anne"]},
+        {"text": None, "context": "No answer."},
+    ]
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    expected = ["Plain.", "Tom has the key. Who has it? Tom", "Who? Ann", "No answer."]
+    assert [d.text for d in read_documents(str(path))] == expected
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([{"id": 1}], "text"),
+        ([{"text": None, "answer": "alone"}], "text"),
         ([{"text": None}], "text"),
         ([{"text": float("nan")}], "text"),
         ([{"text": ["a", "b"]}], "text"),
