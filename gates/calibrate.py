@@ -84,6 +84,15 @@ def read_items(
     ]
 
 
+def more_for(config: GateConfig) -> str:
+    """What to do about too few texts, and how many would be needed at all."""
+    needed = items_needed(config.alpha, config.delta)
+    return (
+        f"give more texts (--data, a higher --limit): a tenth of the documents gives statistics, and α = {config.alpha:g} at "
+        f"δ = {config.delta:g} takes {needed} accepted requests without a failure among four tenths of them"
+    )
+
+
 def seal(
     asset: Asset, extras: Extras, parts: dict[str, list[Item]], config: GateConfig, samples: Sequence[Sample]
 ) -> Calibration:
@@ -116,8 +125,11 @@ def calibrate(
         split[part_of(sample.document)].append(sample)
     empty = [name for name, some in split.items() if not some]
     if empty:
-        raise DataError(f"expected documents in every part, found none for {', '.join(empty)}; give more documents")
-    extras = gather(bridge, split["statistics"], config.plans[0])
+        raise DataError(f"expected documents in every part, found none for {', '.join(empty)}; {more_for(config)}")
+    try:
+        extras = gather(bridge, split["statistics"], config.plans[0])
+    except DataError as error:
+        raise DataError(f"{error}; {more_for(config)}") from error
     rest = [s for name in PARTS if name != "statistics" for s in split[name]]
     items = read_items(bridge, rest, extras, config, progress=progress)
     parts: dict[str, list[Item]] = {name: [] for name in PARTS if name != "statistics"}

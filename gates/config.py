@@ -16,8 +16,8 @@ PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
 
 @dataclass(frozen=True)
 class GateConfig:
-    """What a calibration is asked for. `alpha`: risk of the strict level, `lenient_alpha` of the lenient one, each at
-    confidence 1 − `delta`; `label`, `tau`: what counts as damage; `plans`: the repair ladder, cheapest first."""
+    """What a calibration is asked for. `alpha`: risk of `use`, `lenient_alpha` of `use` and `use_approximate`
+    together, each at confidence 1 − `delta`; `label`, `tau`: what counts as damage; `plans`: the repair ladder, cheapest first."""
 
     label: str = "next_token"
     tau: float | None = None

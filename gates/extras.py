@@ -116,7 +116,7 @@ class Gathering:
     def solve(self) -> Extras:
         """Raises DataError with too few rows."""
         if self.rows < 2 * RANK:
-            raise DataError(f"expected at least {2 * RANK} rows for the gate's statistics, found {self.rows}")
+            raise DataError(f"expected at least {2 * RANK} sampled tokens for the gate's statistics, found {self.rows}")
         mean = self._sum / self.rows
         covariance = self._squares / self.rows - torch.outer(mean, mean)
         scale = covariance.diagonal().clamp_min(0).sqrt().clamp_min(1e-6)

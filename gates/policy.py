@@ -67,7 +67,8 @@ def file_switch(path: str | Path) -> Callable[[], bool]:
 
 @dataclass(eq=False)
 class CalibratedGate:
-    """Decides by a calibration. Nothing about a request raises: expected faults (no memory, an operating-system error, a
+    """Decides by a calibration: `use` under its strict threshold, `use_approximate` above that and under the lenient one,
+    whose risk is of both verdicts together, not of `use_approximate` alone. Nothing about a request raises: expected faults (no memory, an operating-system error, a
     signal that does not apply, NaN, time) are a Decision(discard) with their reason. A bug raises.
 
     `calibration` None: uncalibrated. `speed`: of this device, so that decisions predict milliseconds. `switch`: False, or an

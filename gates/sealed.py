@@ -65,7 +65,8 @@ class Calibration:
         """Why nothing is accepted, and what it takes."""
         return (
             f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few were accepted without "
-            f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure"
+            f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure; "
+            "calibrate on more texts (--data, a higher --limit), or with a higher --alpha or --lenient"
         )
 
     def knows(self, document: str) -> bool:

@@ -20,8 +20,13 @@ def gate_calibrate(
         str | None, typer.Option(help="A .jsonl, .parquet or .txt file, a folder, or a Hub dataset id.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Calibration folder; default: ASSET.gate.")] = None,
-    alpha: Annotated[float, typer.Option(help="Risk of `use`: P(damaged | used).")] = 0.02,
-    lenient: Annotated[float, typer.Option(help="Risk of `use_approximate`.")] = 0.1,
+    alpha: Annotated[float, typer.Option(help="Risk of `use`: P(damaged | `use`).")] = 0.02,
+    lenient: Annotated[
+        float,
+        typer.Option(
+            help="Risk of all accepted requests, `use` and `use_approximate` together; not of those tagged `use_approximate` alone. A ladder stops climbing at this risk."
+        ),
+    ] = 0.1,
     delta: Annotated[float, typer.Option(help="1 − confidence of both.")] = 0.05,
     label: Annotated[str, typer.Option(help="next_token, continuation, lost_answer, loss_gap or kl.")] = "next_token",
     tau: Annotated[float | None, typer.Option(help="Limit of loss_gap and kl (nats), tokens of continuation.")] = None,

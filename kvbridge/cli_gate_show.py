@@ -17,6 +17,7 @@ from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.timing import Timing
 
 TOKENS = 2048
+PROMISED = {"use": "use", "use_approximate": "use or use_approximate"}
 EXPIRES = (
     "another translator (digest)",
     "a change of either model's weights, adapters, tokenizer, RoPE, settings or cache dtype (digests)",
@@ -38,15 +39,19 @@ def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
 
 
 def levels_of(found: Calibration) -> dict[str, dict[str, Any]]:
-    """Both verdicts: α, threshold, what it was set on, and coverage and risk on the part that chose nothing."""
+    """Both verdicts: α, threshold, what it was set on, and coverage and risk on the part that chose nothing. α of
+    `use_approximate` bounds the risk of all accepted requests, `use` among them; `alone` is what was seen among those
+    tagged with the verdict itself, on that part."""
     body = {}
     for verdict, name, alpha in (("use", "strict", found.alpha), ("use_approximate", "lenient", found.lenient_alpha)):
         level = found.strict if name == "strict" else found.lenient
         seen = found.report.get(name) or {}
+        alone = found.report.get("strict" if name == "strict" else "approximate") or {}
         body[verdict] = {
             "alpha": alpha, "confidence": 1 - found.delta, "threshold": level and level.threshold,
             "accepted_when_set": level and level.items, "failures_when_set": level and level.failures,
             "p": level and level.p, "coverage": seen.get("coverage"), "risk_ci": seen.get("risk_ci"),
+            "alone": {"tagged": alone.get("accepted"), "damaged": alone.get("damaged"), "risk_ci": alone.get("risk_ci")},
         }  # fmt: skip
     return body
 
@@ -83,7 +88,7 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
             f"conformal risk control: P(accepted and damaged) ≤ {found.alpha:g} on average at threshold {found.conformal:.4f}"
         )
     table(
-        f"signals: AUROC for damage on the third part ({found.report.get('items', 0)} requests); all together {found.report.get('auroc_score')}",
+        f"signals: AUROC for damage on the report part ({found.report.get('items', 0)} requests); all together {found.report.get('auroc_score')}",
         ["signal", "AUROC by column", f"share of a {TOKENS}-token prefill"],
         [
             [
@@ -103,14 +108,24 @@ def levels(found: Calibration) -> None:
     for verdict, level in levels_of(found).items():
         threshold, risk, coverage = level["threshold"], level["risk_ci"], level["coverage"]
         rows.append([
-            verdict, f"{level['alpha']:.1%}", "none holds" if threshold is None else f"{threshold:.4f}",
+            PROMISED[verdict], f"{level['alpha']:.1%}", "none holds" if threshold is None else f"{threshold:.4f}",
             "" if threshold is None else f"{level['failures_when_set']} of {level['accepted_when_set']}",
             "–" if coverage is None else f"{coverage:.1%}", f"{risk[0]:.1%} to {risk[1]:.1%}" if risk else "–",
         ])  # fmt: skip
     table(
         f"P(damaged | accepted) ≤ α at confidence {1 - found.delta:.0%}",
-        ["verdict", "α", "threshold", "failures when set", "coverage, third part", "risk there, 95 %"], rows,
+        ["accepted as", "α", "threshold", "failures when set", "coverage, report part", "risk there, 95 %"], rows,
     )  # fmt: skip
+    alone = levels_of(found)["use_approximate"]["alone"]
+    if alone["tagged"] is not None:
+        risk = alone["risk_ci"]
+        spread = f" ({risk[0]:.1%} to {risk[1]:.1%}, 95 %)" if risk else ""
+        print(
+            f"tagged use_approximate, on the report part: {alone['damaged']} of {alone['tagged']} damaged{spread}; "
+            "nothing is promised of these alone"
+        )
+    if len(found.rungs) > 1:
+        print(f"ladder: a request ends on the first plan with a score of at most {found.stop:.4f}")
 
 
 def show_timing(found: Timing, as_json: bool) -> None:

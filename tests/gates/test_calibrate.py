@@ -184,5 +184,9 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
         calibrate(
             type(pair.bridge())(pair.asset.translator, sender=pair.sender, receiver=pair.receiver), samples, config
         )
-    with pytest.raises(DataError, match="every part"):
+    monkeypatch.setattr(module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[min(int(d), 3)])
+    few = [Sample(str(i), str(i), t, (80,)) for i, t in enumerate(pair.texts[:4])]
+    with pytest.raises(DataError, match=r"128 sampled tokens.*--data.*--limit.* 4 accepted requests"):
+        calibrate(pair.bridge(), few, config)
+    with pytest.raises(DataError, match=r"every part.*--data.*--limit"):
         calibrate(pair.bridge(), samples[:1], config)

@@ -11,6 +11,9 @@ from kvbridge.cli import main
 from kvbridge.gates.calibration import save_calibration
 from tests.gates.conftest import made_calibration
 
+SEEN = {"coverage": 0.5, "accepted": 10, "damaged": 1, "risk_ci": [0.01, 0.4]}
+REPORT = {"items": 20, "strict": None, "lenient": SEEN, "approximate": {**SEEN, "accepted": 8, "damaged": 3}}
+
 
 @pytest.fixture
 def kvbridge(monkeypatch, capsys):
@@ -31,7 +34,7 @@ def kvbridge(monkeypatch, capsys):
 @pytest.fixture
 def calibrated(pair, tmp_path):
     folder = tmp_path / "asset.gate"
-    save_calibration(made_calibration(pair), folder)
+    save_calibration(made_calibration(pair, report=REPORT), folder)
     return pair.asset.path, folder
 
 
@@ -45,6 +48,7 @@ def test_show(kvbridge, calibrated):
     assert body["levels"]["use_approximate"]["threshold"] == 0.6
     assert body["levels"]["use"]["threshold"] is None
     assert body["levels"]["use_approximate"]["failures_when_set"] == 1
+    assert body["levels"]["use_approximate"]["alone"]["tagged"] == 8
     assert set(body["signal_table"]) == set(body["signals"])
     assert any("translator" in reason for reason in body["expires_with"])
     for word in (
@@ -53,6 +57,9 @@ def test_show(kvbridge, calibrated):
         "1 of 400",
         "use_approximate",
         "none holds",
+        "use or use_approximate",
+        "tagged use_approximate, on the report part: 3 of 8 damaged",
+        "nothing is promised of these alone",
         "expires with",
         "sender_first",
         "of a prefill of 2048 tokens",
