@@ -12,7 +12,7 @@ kvbridge.eval.coverage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -34,12 +34,14 @@ RESOLVED = 2 * (TAIL + 1) / (REPETITIONS + 1)
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its two-sided interval, NaN where none can be given; `p` tests against 0."""
+    """An estimate and its two-sided interval, NaN where none can be given; `p` tests against 0. `resampled`: whether the
+    bounds are from resampling; not where no document differs from another."""
 
     estimate: float
     low: float
     high: float
     p: float = float("nan")
+    resampled: bool = True
 
     @property
     def known(self) -> bool:
@@ -57,7 +59,7 @@ class Interval:
     def clipped(self, low: float, high: float) -> Interval:
         """The same interval cut to the range the quantity can take."""
         bounds = np.clip([self.low, self.high], low, high)
-        return Interval(self.estimate, float(bounds[0]), float(bounds[1]), self.p)
+        return replace(self, low=float(bounds[0]), high=float(bounds[1]))
 
 
 def cluster_sums(numerator: ArrayLike, denominator: ArrayLike, clusters: Sequence[str]) -> Floats:
@@ -211,8 +213,8 @@ def ratio_interval(
     """Interval of Σ numerator / Σ denominator, both `[items]`, with `clusters` `[items]` resampled whole.
 
     The bounds are NaN with fewer than two clusters, with a denominator that sums to 0 (the estimate is NaN,
-    too) or that cannot be told from 0. With no variance between clusters the interval is a point.
-    Deterministic by `seed`.
+    too) or that cannot be told from 0. With no variance between clusters the interval is a point, and
+    p that of the sign test. Deterministic by `seed`.
     """
     sums = cluster_sums(numerator, denominator, clusters)
     total = sums.sum(axis=0)
@@ -220,7 +222,8 @@ def ratio_interval(
     if len(sums) < 2 or np.isnan(estimate):
         return Interval(estimate, float("nan"), float("nan"))
     if _residual_error(sums, estimate) <= 1e-12 * float(np.abs(sums[:, 0]).sum()):
-        return Interval(estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0)
+        signed = int(np.count_nonzero(sums[:, 0]))
+        return Interval(estimate, estimate, estimate, min(1.0, 2 * 0.5**signed), resampled=False)
     tail = (1 - confidence) / 2
     with np.errstate(all="ignore"):
         (low, high), p = METHODS[method](sums, np.array([tail, 1 - tail]), repetitions, seed)

@@ -8,7 +8,7 @@ be computed honestly from the given items is a `Refused` value with its reason, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,7 +62,7 @@ def proportion(values: ArrayLike, clusters: Clusters, *, seed: int = 0) -> Inter
 def _as_share(result: Interval, documents: int) -> Interval:
     if result.low == result.high and documents > 1:
         low, high = wilson(result.estimate * documents, documents)
-        return Interval(result.estimate, low, high, result.p)
+        return replace(result, low=low, high=high)
     return result.clipped(0.0, 1.0)
 
 
@@ -72,8 +72,39 @@ def _documents(clusters: Clusters, weight: Floats) -> int:
 
 
 def difference(a: ArrayLike, b: ArrayLike, clusters: Clusters, *, seed: int = 0) -> Interval:
-    """Paired mean difference, Σ (a − b) / n; `p` is two-sided against 0."""
-    return mean(_array(a) - _array(b), clusters, seed=seed)
+    """Paired mean difference, Σ (a − b) / n; `p` is two-sided against 0.
+
+    Where no document differs from another nothing can be resampled: differences of 0/1 outcomes get an exact bound over
+    documents, others no interval.
+    """
+    apart = _array(a) - _array(b)
+    found = mean(apart, clusters, seed=seed)
+    if found.resampled:
+        return found
+    if not np.isin(apart, (-1.0, 0.0, 1.0)).all():
+        return without_bounds(found)
+    documents = len(set(clusters))
+    if not apart.any():
+        low, high = -clopper_pearson(0, documents)[1], clopper_pearson(0, documents)[1]
+    else:
+        low, high = (2 * bound - 1 for bound in clopper_pearson((found.estimate + 1) / 2 * documents, documents))
+    return replace(found, low=low, high=high)
+
+
+def without_bounds(found: Interval) -> Interval:
+    """The same estimate; no interval where its bounds are not from resampling."""
+    return found if found.resampled else replace(found, low=float("nan"), high=float("nan"))
+
+
+def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact interval (1934) by quantiles of the beta distribution, which take parts of a success, too.
+
+    With all of `trials` successes it excludes ½ just where the two-sided sign test has p < 1 − `confidence`.
+    """
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes > 0 else 0.0
+    high = stats.beta.ppf(1 - tail, successes + 1, trials - successes) if successes < trials else 1.0
+    return float(low), float(high)
 
 
 def wilson(successes: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -137,11 +168,13 @@ def gap_recovered(s: ArrayLike, d: ArrayLike, g: ArrayLike, clusters: Clusters, 
     """
     gap = difference(d, s, clusters, seed=seed)
     if not gap.known:
-        return Refused("too few documents for an interval of d − s")
+        return Refused("no interval of d − s: too few documents, or none that differs from another")
     if gap.contains(0):
-        return Refused(f"the interval of d − s {_shown(gap)} contains 0")
+        return Refused(f"receiver and sender are not told apart: the interval of d − s {_shown(gap)} contains 0")
     if gap.below(0):
-        return Refused(f"the receiver is below the sender, d − s {_shown(gap)}: there is no gap to recover")
+        return Refused(
+            f"the receiver alone does worse than the sender, d − s {_shown(gap)}: there is no gap to recover"
+        )
     return _bounded(_array(g) - _array(s), _array(d) - _array(s), clusters, "d − s", seed)
 
 
@@ -158,10 +191,16 @@ def recovery(
     check = mean(whole, clusters, seed=seed)
     if check.estimate <= 0 or (check.contains(0) and len(set(clusters)) >= FEW_DOCUMENTS):
         return Refused(f"context does not help the receiver: loss_no_context − loss_native {_shown(check)}")
-    return _bounded(lost, whole, clusters, "loss_no_context − loss_native", seed)
+    return _ratio(lost, whole, clusters, "loss_no_context − loss_native", seed)
 
 
 def _bounded(n: ArrayLike, d: ArrayLike, clusters: Clusters, name: str, seed: int) -> Interval | Refused:
+    """A ratio without an interval where no document differs from another."""
+    found = _ratio(n, d, clusters, name, seed)
+    return without_bounds(found) if isinstance(found, Interval) else found
+
+
+def _ratio(n: ArrayLike, d: ArrayLike, clusters: Clusters, name: str, seed: int) -> Interval | Refused:
     result = ratio_interval(n, d, clusters, seed=seed)
     if len(set(clusters)) >= FEW_DOCUMENTS and not result.known:
         return Refused(f"{name} cannot be told from 0")
@@ -218,9 +257,10 @@ def items_for_half_width(result: Interval, items: int, half_width: float = 0.02)
     """How many items would give a 95 % interval of ± `half_width`, from one measured on `items` items.
 
     `n = items · (h_now / half_width)²`: widths shrink with the root of the items while items per document
-    stay the same, so the clustering seen is the clustering planned for. None where nothing was measured.
+    stay the same, so the clustering seen is the clustering planned for. None where nothing was measured or no document
+    differs from another: such a width says nothing of the spread.
     """
-    if not result.known or items <= 0:
+    if not result.known or not result.resampled or result.low == result.high or items <= 0:
         return None
     return max(1, int(np.ceil(items * ((result.high - result.low) / 2 / half_width) ** 2 - 1e-9)))
 

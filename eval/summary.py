@@ -7,6 +7,7 @@ What rows cannot hold (who the pair is, how long a fit took, R² per layer pair)
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -205,18 +206,23 @@ def gate_arrays(table: Table) -> tuple[list[float], list[float], list[str]] | No
     """Per item the translated cache's loss and the gate's risk score, with the items; None without scored
     gated rows, or without the same translation (gated's tail) run ungated.
 
-    The loss is an answer lost (native right, translated wrong) or, without answers, KL(native ‖ translated)
+    A request that the gate turned away before scoring it (too short, say) counts as the riskiest of all. The loss is an
+    answer lost (native right, translated wrong) or, without answers, KL(native ‖ translated)
     in nats.
     """
-    scored, ungated = table.items(["gated"], "score"), named("translated", table.tail("gated"))
+    gated, ungated = table.cells.get("gated", {}), named("translated", table.tail("gated"))
+    if all(row.score is None for row in gated.values()):
+        return None
     field = "correct" if metric_of(table) == "correct" else "kl"
     others = [ungated, "native"] if field == "correct" else [ungated]
-    items = [item for item in table.items(others, field) if item in set(scored)]
+    items = [item for item in table.items(others, field) if item in gated]
     if not items:
         return None
     value = table.column(ungated, field, items)
     lost = table.column("native", field, items) * (1 - value) if field == "correct" else value
-    return lost.tolist(), table.column("gated", "score", items).tolist(), items
+    last = math.nextafter(max(row.score for row in gated.values() if row.score is not None), math.inf)
+    scores = [last if (score := gated[item].score) is None else score for item in items]
+    return lost.tolist(), scores, items
 
 
 def gate(table: Table) -> dict[str, Any] | None:

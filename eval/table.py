@@ -100,7 +100,8 @@ class Table:
             ours, theirs = (self.column(name, "correct", items) for name in (condition, other))
             return statistics.difference(ours, theirs, documents), len(items)
         saved = self.nats(other, condition, items) - self.column(condition, "loss", items)
-        return ratio_interval(saved, self.column(condition, "characters", items), documents), len(items)
+        found = ratio_interval(saved, self.column(condition, "characters", items), documents)
+        return statistics.without_bounds(found), len(items)
 
 
 def median(values: Floats) -> Interval:

@@ -65,9 +65,13 @@ def likelihood(start: Start, ids: Tensor, characters: int) -> Scored:
 
 def compare(native: Tensor, other: Tensor) -> tuple[float, float]:
     """Mean KL(native ‖ other) in nats and share of equal argmax over the scored positions, from log probabilities
-    `[tokens, vocabulary]`; position by position, so that a large vocabulary stays in the processor's cache."""
+    `[tokens, vocabulary]`; position by position, so that a large vocabulary stays in the processor's cache. What native
+    gives no probability adds nothing; NaN stays NaN, so that no broken distribution passes for an equal one."""
     if native is other:
         return 0.0, 1.0
-    divergence = [float((p.exp() * (p - q)).sum()) for p, q in zip(native, other, strict=True)]
+    divergence = [
+        float((p.exp() * (p - q)).where(p != -torch.inf, 0).sum()) for p, q in zip(native, other, strict=True)
+    ]
     agreement = (native.argmax(-1) == other.argmax(-1)).double().mean()
-    return max(0.0, sum(divergence) / len(divergence)), float(agreement)
+    mean = sum(divergence) / len(divergence)
+    return 0.0 if mean < 0 else mean, float(agreement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kvbridge.errors import EvalError
@@ -25,8 +26,12 @@ class MultipleChoice:
         return [replace(item, answers=item.answers[:1])]
 
     def score(self, item: Item, start: Start) -> Scored:
-        """Right when the answer has the least nats per character (ties: the earlier option); nats of the answer."""
+        """Right when the answer has the least nats per character (ties: the earlier option); nats of the answer.
+
+        NaN for any option is NaN for the item, which leaves its row out: min() would pass it over."""
         found = {o: likelihood(start, following_ids(start.model, item.prompt, o), len(o)) for o in item.options}
-        best = min(item.options, key=lambda o: (found[o].loss or 0.0) / max(1, len(o)))
-        own = found[item.answers[0]]
+        rates = {o: (one.loss or 0.0) / max(1, len(o)) for o, one in found.items()}
+        best, own = min(item.options, key=rates.__getitem__), found[item.answers[0]]
+        if any(math.isnan(rate) for rate in rates.values()):
+            own = replace(own, loss=math.nan)
         return Scored(own.loss, own.tokens, own.characters, int(best == item.answers[0]), None, own.distribution)

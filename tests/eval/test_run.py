@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from kvbridge.eval.plans import DEFAULT
 from kvbridge.eval.run import evaluate, finish
 from kvbridge.eval.setup import Setup
 from kvbridge.eval.tasks import TASKS
-from kvbridge.eval.tasks.base import compare
+from kvbridge.eval.tasks.base import Scored, compare
 from kvbridge.eval.tasks.continuation import Continuation
 from kvbridge.eval.tasks.qa import f1, normalise
 from tests.fitting.pairs import fitted, receiver, sender
@@ -255,3 +256,22 @@ def test_an_asset_on_disk_is_evaluated_by_its_own_controls(tmp_path: Path) -> No
     assert set(summary["conditions"]) == set(DEFAULT)
     assert summary["pair"]["translator_digest"] == asset.digest
     assert summary["timings"] == {"total_s": 1.0}
+
+
+def test_kl_skips_what_native_excludes_and_never_hides_nan() -> None:
+    native = torch.tensor([[1.0, 2.0, -torch.inf]]).log_softmax(-1)
+    other = torch.tensor([[2.0, 1.0, -torch.inf]]).log_softmax(-1)
+    expected = float((native.exp() * (native - other))[0, :2].sum())
+    assert compare(native, other)[0] == pytest.approx(expected)
+    assert math.isnan(compare(native, torch.full((1, 3), math.nan))[0])
+    assert math.isnan(compare(torch.full((1, 3), math.nan), native)[0])
+    assert compare(other.exp().log(), torch.tensor([[-torch.inf, 0.0, 0.0]]))[0] == math.inf
+
+
+def test_a_choice_with_nan_for_an_option_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = question(0, answer=None, options=[" the", " zqx"], label=0)
+    (item,) = TASKS["multiple_choice"].items(raw, receiver())
+    losses = iter((1.0, math.nan))
+    monkeypatch.setattr("kvbridge.eval.tasks.multiple_choice.likelihood", lambda *_: Scored(next(losses), 1, 4))
+    start = CONDITIONS["native"](Prompt(setup(), item, ""))
+    assert math.isnan(TASKS["multiple_choice"].score(item, start).loss or 0.0)

@@ -168,7 +168,8 @@ def test_share_of_the_gap() -> None:
     found = ours.gap_recovered(s, d, g, CLUSTERS)
     assert isinstance(found, Interval)
     assert found.estimate == pytest.approx((g.sum() - s.sum()) / (d.sum() - s.sum()))
-    assert ours.gap_recovered(s, d, d, CLUSTERS) == Interval(1.0, 1.0, 1.0, 0.0)
+    whole = known(ours.gap_recovered(s, d, d, CLUSTERS))
+    assert (whole.estimate, whole.known) == (1.0, False)
 
 
 def test_the_share_of_a_gap_that_may_not_exist_is_refused_with_the_interval() -> None:
@@ -234,3 +235,34 @@ def test_items_needed_for_two_points() -> None:
 def test_bad_input_is_refused(call, words: str) -> None:
     with pytest.raises(EvalError, match=words):
         call()
+
+
+@pytest.mark.parametrize("documents", [2, 4, 5, 6, 10, 40])
+def test_differences_without_spread_get_the_bound_of_the_sign_test(documents: int) -> None:
+    names = [f"d{i // 3}" for i in range(3 * documents)]
+    ones, zeros = np.ones(3 * documents), np.zeros(3 * documents)
+    won, lost, equal = (ours.difference(a, b, names) for a, b in ((ones, zeros), (zeros, ones), (ones, ones)))
+    assert won.p == lost.p == stats.binomtest(documents, documents).pvalue
+    assert (won.low > 0) == (won.p < 0.05)
+    assert (won.low, won.high) == pytest.approx((-lost.high, -lost.low))
+    exact = stats.binomtest(documents, documents).proportion_ci(method="exact")
+    assert (won.low, won.high) == pytest.approx((2 * exact.low - 1, 1.0))
+    assert equal.p == 1.0
+    assert -equal.low == equal.high == pytest.approx(1 - exact.low)
+    assert all(ours.items_for_half_width(found, 3 * documents) is None for found in (won, lost, equal))
+
+
+def test_losses_without_spread_have_no_interval() -> None:
+    found = ours.difference(np.full(12, 1.5), np.ones(12), [f"d{i}" for i in range(12)])
+    assert not found.known
+    assert found.p == 2 * 0.5**12
+    kept = known(ours.retention(np.full(12, 0.5), np.ones(12), [f"d{i}" for i in range(12)]))
+    assert kept.estimate == 0.5
+    assert not kept.known
+
+
+def test_parts_of_documents_won_alike_are_bounded_over_documents() -> None:
+    values, names = np.tile([1.0, 0.0], 20), [f"d{i // 2}" for i in range(40)]
+    found = ours.difference(values, np.zeros(40), names)
+    assert found.estimate == 0.5
+    assert -0.1 < found.low < 0.5 < found.high < 1

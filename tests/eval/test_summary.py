@@ -12,8 +12,8 @@ import pytest
 
 from kvbridge.errors import EvalError
 from kvbridge.eval.rows import Row, RowWriter, read_rows
-from kvbridge.eval.summary import dumps, summarise, write_summary
-from kvbridge.eval.table import median
+from kvbridge.eval.summary import dumps, gate_arrays, summarise, write_summary
+from kvbridge.eval.table import Table, median
 
 MakeRows = Callable[..., list[Row]]
 META = {"pair": {"sender": "a", "receiver": "b", "digest": "sha256:pair"}, "timings": {"fit_s": 2.5}, "r2": [[0.5]]}
@@ -242,3 +242,15 @@ def test_the_median_interval_is_distribution_free() -> None:
         held += found.contains(1.0)
     assert 0.94 <= held / 1000 <= 0.99
     assert not median(np.arange(5.0)).known
+
+
+def test_a_request_the_gate_did_not_score_counts_as_the_riskiest(rows_of: MakeRows) -> None:
+    rows = rows_of(gated=True, tasks=("recall",))
+    unscored = {row.item for row in rows if row.condition == "gated" and (row.score or 0) > 0.8}
+    assert unscored
+    bare = [replace(r, score=None) if r.condition == "gated" and r.item in unscored else r for r in rows]
+    lost, score, items = gate_arrays(Table.of("recall", bare)) or ([], [], [])
+    assert len(lost) == len(score) == len({row.item for row in rows})
+    first = max(s for s, item in zip(score, items, strict=True) if item not in unscored)
+    assert min(s for s, item in zip(score, items, strict=True) if item in unscored) > first
+    assert summarise(bare)["gate"]["recall"]["n"] == len(items)
