@@ -143,3 +143,14 @@ def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
     assert both.spent == apart.spent
     short = Reading(pair.evidence(plan=RepairPlan(tail=1)), pair.extras, planned=parts_of(SIGNALS))
     assert all(map(math.isfinite, read(short, "next_token")))
+
+
+@pytest.mark.parametrize(("name", "layer"), [("sender_first", 0), ("sender_tail", -1)])
+def test_nan_in_a_cache_is_never_the_smaller_error(pair, name, layer):
+    evidence = pair.evidence()
+    layers = [dict(x) for x in evidence.snapshot.layers]
+    layers[layer]["v"] = layers[layer]["v"].clone()
+    layers[layer]["v"][-1] = float("nan")
+    poisoned = replace(evidence, snapshot=replace(evidence.snapshot, layers=tuple(layers)))
+    with torch.no_grad():
+        assert math.isnan(SIGNALS[name].read(Reading(poisoned, pair.extras))[0])
