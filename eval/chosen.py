@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from kvbridge.eval.items import Item, RawItem, kind_of
 from kvbridge.eval.tasks import TASKS
 from kvbridge.geometry import digest_text
 from kvbridge.models import Model
+
+BEGINNING = 200
+"""Characters by which two documents are told to share their text."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ def make_items(
 ) -> tuple[list[Item], list[Excluded]]:
     """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents.
     `known` says why nothing may be judged on a document (the translator was fitted or the gate calibrated on it), None
-    where nothing speaks against it."""
+    where nothing speaks against it. Raises EvalError where two items of a task have one id."""
     made: list[tuple[int, int, Item]] = []
     excluded: list[Excluded] = []
     for number, raw in enumerate(spread(raws)):
@@ -53,6 +57,7 @@ def make_items(
             excluded.append(Excluded(raw.id, raw.document, kind, str(error)))
             continue
         made += [(turn, number, item) for turn, item in enumerate(found)]
+    _check_unique([(item.task, item.id) for _, _, item in made] + [(lost.task, lost.id) for lost in excluded])
     counts: dict[str, int] = {}
     items: list[Item] = []
     for _, _, item in sorted(made, key=lambda entry: entry[:2]):
@@ -60,6 +65,16 @@ def make_items(
         if limit is None or counts[item.task] <= limit:
             items.append(item)
     return items, excluded
+
+
+def _check_unique(keys: Sequence[tuple[str, str]]) -> None:
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    if twice:
+        task, name = twice[0]
+        raise EvalError(
+            f"expected one item {name!r} of {task}, found two ({len(twice)} such ids): the second part of a text `a` is "
+            "named `a+1`, and splits share their ids; give the rows other ids"
+        )
 
 
 def _check_range(item: Item, *models: Model) -> None:
@@ -82,7 +97,8 @@ def spread(raws: Iterable[RawItem]) -> list[RawItem]:
 
 
 def donors(items: Sequence[Item]) -> dict[str, str]:
-    """For each item, text of other documents that is at least half as long again as its prompt."""
+    """For each item, text of other documents that is at least half as long again as its prompt; documents that share
+    its prompt's beginning are passed over (less text, or none, where no others are): they would not be wrong."""
     whole: dict[str, str] = {}
     for item in items:
         text = item.prompt + item.answers[0]
@@ -93,7 +109,10 @@ def donors(items: Sequence[Item]) -> dict[str, str]:
     for item in items:
         at, text = documents.index(item.document), ""
         for step in range(1, len(documents)):
-            text += whole[documents[(at + step) % len(documents)]] + "\n"
+            other = whole[documents[(at + step) % len(documents)]]
+            if item.prompt[:BEGINNING] in other or other[:BEGINNING] in item.prompt:
+                continue
+            text += other + "\n"
             if len(text) >= 1.5 * len(item.prompt):
                 break
         found[item.id] = text

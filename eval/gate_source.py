@@ -78,8 +78,8 @@ def _texts(data: str) -> Iterable[tuple[str | None, str, str, str, str]]:
     """(split, id, document, kind, text) of every row of text."""
     for number, (split, name, row) in enumerate(stream_rows(data)):
         if isinstance(row, dict) and isinstance(row.get("text"), str):
-            identity = str(row.get("id") or f"{name}#{number}")
-            document = identity if row.get("document") is None else str(row["document"])
+            identity = f"{name}#{number}" if row.get("id") in (None, "") else str(row["id"])
+            document = identity if row.get("document") in (None, "") else str(row["document"])
             yield split, identity, document, str(row.get("kind") or "text").replace("/", "-"), row["text"]
 
 

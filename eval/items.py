@@ -9,6 +9,7 @@ from typing import Any
 from kvbridge import demo
 from kvbridge.errors import DataError, EvalError
 from kvbridge.fitting.data import SPLITS, stream_rows
+from kvbridge.geometry import digest_text
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,22 @@ def split_rows(source: str) -> Iterator[tuple[str | None, RawItem]]:
     for index, (split, name, row) in enumerate(stream_rows(source)):
         if not isinstance(row, dict):
             raise DataError(f"{name}#{index}: expected an object, found {type(row).__name__}")
-        identity = str(row.get("id") or f"{name}#{index}")
+        identity = f"{name}#{index}" if row.get("id") in (None, "") else str(row["id"])
         split = row["split"] if row.get("split") in SPLITS else split
         if (split, identity) in seen:
             raise DataError(f"{name}: item id {identity!r} stands twice; ids must be unique")
         seen.add((split, identity))
-        document = row.get("document")
-        yield split, RawItem(identity, identity if document is None else str(document), row)
+        yield split, RawItem(identity, _document_of(row, identity), row)
+
+
+def _document_of(row: dict[str, Any], identity: str) -> str:
+    """The cluster of a row: its `document`, else one for all questions about an equal context, else its own id."""
+    if row.get("document") not in (None, ""):
+        return str(row["document"])
+    context = row.get("context") or row.get("prompt")
+    if isinstance(context, str) and not isinstance(row.get("text"), str):
+        return f"context {digest_text(context)[:16]}"
+    return identity
 
 
 def read_raw(source: str) -> Iterator[RawItem]:
@@ -59,8 +69,9 @@ def read_raw(source: str) -> Iterator[RawItem]:
 
 
 def kind_of(body: dict[str, Any]) -> str:
-    """Task of a row by its columns: options → multiple_choice, question and answer → recall, answers → qa, text →
-    continuation; an explicit `task` wins."""
+    """Task of a row by its columns: `answers` → qa, `answer` → recall, options with a `label` → multiple_choice, text →
+    continuation; an explicit `task` wins. A row with options and its answer as text is recall, as the demo's rows are;
+    `"task": "multiple_choice"` has its options scored."""
     if isinstance(body.get("task"), str):
         return body["task"]
     if body.get("answers"):
@@ -96,7 +107,10 @@ def prompt_and_answers(raw: RawItem) -> tuple[str, tuple[str, ...]]:
 
 def options_of(raw: RawItem) -> tuple[str, ...]:
     """Choices of a multiple-choice row; raises EvalError unless they are two or more different texts."""
-    options = tuple(raw.body.get("options") or ())
+    given = raw.body.get("options") or ()
+    if not isinstance(given, list | tuple):
+        raise EvalError(f"{raw.id}: expected options as a list of texts, found {given!r:.200}")
+    options = tuple(given)
     if len(options) < 2 or not all(isinstance(o, str) and o for o in options) or len(set(options)) != len(options):
         raise EvalError(f"{raw.id}: expected two or more different options, found {options!r:.200}")
     return options

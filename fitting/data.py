@@ -101,12 +101,12 @@ def _document(row: Any, split: str | None, fallback: str) -> Document:
         )
         raise DataError(f"{fallback}: expected a row with text, or with context, question and answer, found {found}")
     own = row.get("id")
-    identity = fallback if own is None else str(own)
+    identity = fallback if own in (None, "") else str(own)
     group = row.get("document")
     named = row.get("split")
     if named is not None and named not in SPLITS:
         raise DataError(f"{fallback}: expected split to be one of {', '.join(SPLITS)}, found {named!r}")
-    return Document(identity, text, identity if group is None else str(group), named or split)
+    return Document(identity, text, identity if group in (None, "") else str(group), named or split)
 
 
 def _running_text(row: Mapping[str, Any]) -> str | None:

@@ -122,10 +122,13 @@ def test_predictors_read_only_the_training_split() -> None:
 
 def test_rows_of_every_kind_are_data_for_a_screening(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
-        {"id": f"r{i}", "context": "Ann is in the hall. ", "question": "Where is Ann? In the", "answer": " hall"}
+        {"id": f"r{i}", "context": f"Ann {i} is in the hall. ", "question": "Where is Ann? In the", "answer": " hall"}
         for i in range(30)
     ]
-    lines += [{"id": f"m{i}", "prompt": "One and one is", "options": [" two", " six"], "label": 0} for i in range(30)]
+    lines += [
+        {"id": f"m{i}", "prompt": f"{i} times: one and one is", "options": [" two", " six"], "label": 0}
+        for i in range(30)
+    ]
     lines += [{"id": f"t{i}", "text": f"Text number {i}.", "split": "test"} for i in range(3)]
     lines += [{"id": "bad", "prompt": "One", "options": [" a", " a"], "label": 0, "split": "test"}]
     path = tmp_path / "rows.jsonl"
@@ -136,8 +139,8 @@ def test_rows_of_every_kind_are_data_for_a_screening(tmp_path: Path) -> None:
     assert {"t0", "t1", "t2", "bad"} <= held
     assert held - {"bad"} == {d.id for d in found.documents if split_of(d, FRACTIONS) == "test"}
     texts = {d.id: d.text for d in found.documents}
-    assert texts["r0"] == "Ann is in the hall. Where is Ann? In the hall"
-    assert texts["m0"] == "One and one is two"
+    assert texts["r0"] == "Ann 0 is in the hall. Where is Ann? In the hall"
+    assert texts["m0"] == "0 times: one and one is two"
     assert "bad" not in texts
     path.write_text('{"id": "x", "split": "test", "other": 1}\n', "utf-8")
     with pytest.raises(EvalError, match="expected a row with text"):
