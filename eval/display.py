@@ -129,6 +129,22 @@ def pair_name(summary: Summary) -> tuple[str, str]:
     return (str(names[0] or "sender"), str(names[1] or "receiver"))
 
 
+def measured(summary: Summary) -> str:
+    """How many items were measured, and how many were not."""
+    left_out = summary.get("n_left_out", 0)
+    return f"{summary['n']} items" + (f" ({left_out} left out)" if left_out else "")
+
+
+def gate_words(summary: Summary) -> list[str]:
+    """Per task what the gate decided, and why it turned caches away."""
+    lines = []
+    for task, found in (summary["gate"] or {}).items():
+        said = ", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in found["verdicts"].items())
+        why = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in found.get("reasons", {}).items())
+        lines.append(f"Gate, {TASKS.get(task, task)}: {said}" + (f" ({why})" if why else ""))
+    return lines
+
+
 @dataclass(frozen=True)
 class Terminal:
     """The headline, the reasons and one row per condition, for `rich.print`; drops loss and agreement below 100 columns."""
@@ -141,12 +157,14 @@ class Terminal:
         for reason in summary["verdict_reasons"][1:]:
             yield Padding(Text(reason, style="dim"), (0, 0, 0, 2))
         yield Text("")
-        yield Text(f"{' → '.join(pair_name(summary))}, {summary['n']} items, {summary['documents']} documents")
+        yield Text(f"{' → '.join(pair_name(summary))}, {measured(summary)}, {summary['documents']} documents")
         narrow = options.max_width < 100
         yield self._table([m for m in columns(summary) if not narrow or m.key not in ("loss", "agreement")])
         lost = [f"{counts[what]} {what}" for what in ("failed", "excluded", "missing") if counts[what]]
         if lost:
             yield Text(f"Rows left out: {', '.join(lost)}", style="yellow")
+        for line in gate_words(summary):
+            yield Text(line)
 
     def _table(self, shown: list[Metric]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -170,7 +188,7 @@ def markdown(summary: Summary, command: str | None = None) -> str:
     lines = [
         f"**{plain(summary['headline'])}**",
         "",
-        f"{plain(sender)} → {plain(receiver)}, {summary['n']} items from {summary['documents']} documents, "
+        f"{plain(sender)} → {plain(receiver)}, {measured(summary)} from {summary['documents']} documents, "
         "95% intervals clustered by document.",
         "",
         "| condition | " + " | ".join(f"{m.heading} ({m.unit})" for m in shown) + " |",
@@ -190,6 +208,7 @@ def markdown(summary: Summary, command: str | None = None) -> str:
         lines += [_denominator(summary, task, name) for name in ordered(conditions)]
     counts = summary["counts"]
     lines += ["", f"{counts['failed']} failed, {counts['excluded']} excluded, {counts['missing']} missing rows."]
+    lines += [line for words in gate_words(summary) for line in ("", plain(words))]
     lines += ["", f"`{command.replace('`', '')}`"] if command else []
     return "\n".join(lines) + "\n"
 

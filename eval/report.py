@@ -104,6 +104,8 @@ def render_html(
             sender=sender,
             receiver=receiver,
             badge=_BADGES.get(summary["verdict"], ("no", "")),
+            verdict=summary["verdict"] or "not judged",
+            measured=display.measured(summary),
             tasks=display.TASKS,
             role=display.role,
             predictor=display.predictor,

@@ -55,8 +55,9 @@ def summarise(
     return {
         "schema": SCHEMA,
         "pair": pair,
-        "n": len({(row.task, row.item) for row in rows}),
-        "documents": len({row.document for row in rows}),
+        "n": (measured := len({(row.task, row.item) for row in rows if row.status == "ok"})),
+        "n_left_out": len({(row.task, row.item) for row in rows}) - measured,
+        "documents": len({row.document for row in rows if row.status == "ok"}),
         "headline": headline(verdict, tables),
         "verdict": verdict.name,
         "verdict_reasons": list(verdict.reasons),
@@ -65,8 +66,8 @@ def summarise(
         "accuracy_task": accuracy_task,
         "conditions": {name: _headline_condition(by_task, name, loss_task, accuracy_task) for name in names},
         "tasks": {
-            task: {"n": len({row.item for row in rows if row.task == task}), "conditions": by_task[task]}
-            for task in tables
+            task: {"n": len({i for cell in table.cells.values() for i in cell}), "conditions": by_task[task]}
+            for task, table in tables.items()
         },
         "contrasts": [c.as_dict(rules) for c in verdict.contrasts],
         "contrasts_not_run": [
@@ -226,16 +227,22 @@ def gate_arrays(table: Table) -> tuple[list[float], list[float], list[str]] | No
 
 
 def gate(table: Table) -> dict[str, Any] | None:
-    """What the gate's score is worth: AURC, and RouteLLM's APGR and CPT with prefill as the strong model."""
-    if (arrays := gate_arrays(table)) is None:
+    """What the gate decided and why, and what its score is worth where it gave any: AURC, and RouteLLM's APGR and CPT with
+    prefill as the strong model. None without gated rows."""
+    decided = [row for row in table.cells.get("gated", {}).values() if row.verdict]
+    if not decided:
         return None
+    result: dict[str, Any] = {
+        "n": len(decided), "aurc": None, "excess_aurc": None,
+        "verdicts": dict(sorted(Counter(row.verdict for row in decided if row.verdict).items())),
+        "reasons": dict(sorted(Counter(row.reason for row in decided if row.reason).items())),
+        "apgr": None, "cpt_50": None, "cpt_80": None,
+    }  # fmt: skip
+    if (arrays := gate_arrays(table)) is None:
+        return result
     lost, score, items = arrays
     curve = risk_coverage(lost, score)
-    verdicts = Counter(row.verdict for row in table.cells["gated"].values() if row.verdict)
-    result: dict[str, Any] = {
-        "n": len(items), "aurc": number(curve.aurc), "excess_aurc": number(curve.excess),
-        "verdicts": dict(sorted(verdicts.items())), "apgr": None, "cpt_50": None, "cpt_80": None,
-    }  # fmt: skip
+    result |= {"n": len(items), "aurc": number(curve.aurc), "excess_aurc": number(curve.excess)}
     if metric_of(table) == "correct":
         ungated = named("translated", table.tail("gated"))
         weak, strong = (table.column(name, "correct", items) for name in (ungated, "native"))

@@ -80,7 +80,9 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Verdict:
-    name: str
+    """`name` is None where translated was not measured: then there is nothing to judge."""
+
+    name: str | None
     reasons: tuple[str, ...]
     contrasts: tuple[Contrast, ...]
     not_run: tuple[tuple[str, str, str], ...] = ()
@@ -131,9 +133,11 @@ def judge(tables: Mapping[str, Table], rules: Rules = DEFAULT_RULES) -> Verdict:
     made, not_run = all_contrasts(tables)
     contrasts = tuple(made)
 
-    def verdict(name: str, *reasons: str) -> Verdict:
+    def verdict(name: str | None, *reasons: str) -> Verdict:
         return Verdict(name, reasons, contrasts, tuple(not_run))
 
+    if deciding_task(tables) is None:
+        return verdict(None, "translated was not measured on any item")
     if beaten := _unbeaten(tables, contrasts, rules):
         return verdict(PREFILL, *beaten)
     share = _mean(tables, "translated", "prefill_share")
@@ -160,10 +164,7 @@ def judge(tables: Mapping[str, Table], rules: Rules = DEFAULT_RULES) -> Verdict:
 
 def _unbeaten(tables: Mapping[str, Table], contrasts: tuple[Contrast, ...], rules: Rules) -> list[str]:
     """Why translated cannot be said to beat its controls; decided on continuation where there is one."""
-    task = deciding_task(tables)
-    if task is None:
-        return ["translated was not run on any item"]
-    reasons = []
+    task, reasons = deciding_task(tables), []
     for control in CONTROLS:
         found = [c for c in contrasts if (c.condition, c.against, c.task) == ("translated", control, task)]
         if not found:
@@ -222,6 +223,8 @@ def _accepted(tables: Mapping[str, Table]) -> float:
 
 def headline(verdict: Verdict, tables: Mapping[str, Table]) -> str:
     """The report's first line. It says first of all when translated is not shown to beat its controls."""
+    if verdict.name is None:
+        return f"Not judged: {verdict.reasons[0]}."
     if verdict.name == PREFILL:
         return f"Prefill: {verdict.reasons[0]}."
     task = deciding_task(tables)

@@ -300,3 +300,31 @@ def test_nothing_overflows_and_no_error_is_logged_in_chromium(
     found, log = looked_at(page, tmp_path, width, scheme)
     check_looks(found, log, width, scheme)
     assert found["sections"] == 8
+
+
+def test_a_gate_without_scores_shows_what_it_decided_and_why(rows_of: MakeRows) -> None:
+    refused: dict[str, Any] = {"score": None, "verdict": "discard", "reason": "uncalibrated"}
+    rows = [replace(r, **refused) if r.condition == "gated" else r for r in rows_of(gated=True, tasks=("recall",))]
+    summary = summarise(rows, META)
+    count = summary["gate"]["recall"]["n"]
+    assert summary["gate"]["recall"]["reasons"] == {"uncalibrated": count}
+    page = render_html(summary, rows, META)
+    assert f"<span>discard: {count}</span><span>uncalibrated: {count}</span>" in page
+    assert f"{count} discard ({count} uncalibrated)" in display.markdown(summary)
+    console = Console(record=True, width=120)
+    console.print(display.Terminal(summary))
+    assert f"{count} discard ({count} uncalibrated)" in console.export_text()
+
+
+def test_items_left_out_are_not_counted_as_measured_and_no_verdict_is_shown(rows_of: MakeRows) -> None:
+    rows = [r for r in rows_of(tasks=("recall",)) if r.condition in ("native", "sender")]
+    lost = [
+        replace(r, status="excluded", correct=None, f1=None, reason="too long") for r in rows if r.document == "doc-0"
+    ]
+    summary = summarise([*lost, *(r for r in rows if r.document != "doc-0")], META)
+    assert (summary["n"], summary["n_left_out"], summary["documents"]) == (116, 4, 29)
+    assert summary["tasks"]["recall"]["n"] == 116
+    page = render_html(summary, rows, META)
+    assert "116 items (4 left out) from 29 documents" in page
+    assert "<title>Not judged" in page
+    assert "116 items (4 left out)" in display.markdown(summary)

@@ -160,5 +160,13 @@ def test_gated_meets_the_same_translation_and_controls_at_its_tail(rows_of: Make
     assert found["gate"] is not None
     other = [replace(r, tail=17) if r.condition == "gated" else r for r in rows]
     without = summarise(other)
-    assert without["gate"] is None, "risk of another repair than the gate's says nothing of the gate"
+    assert without["gate"]["continuation"]["aurc"] is None, (
+        "risk of another repair than the gate's says nothing of the gate"
+    )
     assert {n["against"] for n in without["contrasts_not_run"]} >= {"translated_tail17", "tail_only17"}
+
+
+def test_without_translated_nothing_is_judged(rows_of: MakeRows) -> None:
+    found = summarise([r for r in rows_of() if r.condition in ("native", "sender", "no_context")])
+    assert found["verdict"] is None
+    assert found["headline"].startswith("Not judged: translated was not measured")
