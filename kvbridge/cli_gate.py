@@ -84,8 +84,7 @@ def gate_show(
     from kvbridge.cli_gate_show import show
     from kvbridge.gates.calibration import load_calibration
 
-    loaded = load_asset(asset)
-    target = calibration or asset.with_name(asset.name + ".gate")
+    loaded, target = load_asset(asset), _calibration(asset, calibration)
     show(load_calibration(target, loaded), loaded, target, as_json)
 
 
@@ -120,7 +119,7 @@ def gate_time(
 
     torch.set_num_threads(threads)
     loaded = load_asset(asset)
-    found = load_calibration(calibration or asset.with_name(asset.name + ".gate"), loaded)
+    found = load_calibration(_calibration(asset, calibration), loaded)
     ours, theirs = models_of(loaded, (sender, receiver), device)
     raws = demo_rows("test") if data is None else read_raw(data)
     texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
@@ -131,6 +130,16 @@ def gate_time(
     if out is not None:
         write_file(out, (json.dumps(timing.speed.to_json(), indent=1) + "\n").encode())
     show_timing(timing, as_json)
+
+
+def _calibration(asset: Path, given: Path | None) -> Path:
+    """The folder of a calibration: the one given, else the one beside the asset; raises UsageError where there is none."""
+    from kvbridge.errors import UsageError
+
+    where = given or asset.with_name(asset.name + ".gate")
+    if not where.is_dir():
+        raise UsageError(f"no calibration stands at {where}: run `kvbridge gate calibrate {asset}` first")
+    return where
 
 
 def samples_of(

@@ -72,6 +72,7 @@ def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
     (folder / "calibration.json").write_text("{}")
     for arguments, code in (
         (("gate", "show", asset, "--calibration", folder), 1),
+        (("gate", "show", asset, "--calibration", tmp_path / "nowhere"), 2),
         (("gate", "calibrate", asset, "--out", tmp_path / "new", "--alpha", "2"), 2),
         (("gate", "calibrate", asset, "--out", folder), 2),
         (("gate", "calibrate", asset, "--out", tmp_path / "new", "--signals", "length,psychic"), 2),
