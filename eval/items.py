@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,14 @@ def _document_of(row: dict[str, Any], identity: str) -> str:
     if isinstance(context, str) and not isinstance(row.get("text"), str):
         return f"context {digest_text(context)[:16]}"
     return identity
+
+
+def data_digest(raws: Iterable[RawItem]) -> str:
+    """Digest of rows in any order: ids, documents and contents."""
+    lines = sorted(
+        digest_text(json.dumps([raw.id, raw.document, raw.body], sort_keys=True, default=str)) for raw in raws
+    )
+    return digest_text("".join(lines))
 
 
 def read_raw(source: str) -> Iterator[RawItem]:

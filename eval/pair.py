@@ -91,9 +91,10 @@ def run_pair(
     progress: Any = None,
     processes: int = 1,
     predictors: Mapping[str, float] | None = None,
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates an asset into `out` and returns the summary; a cut run continues. `predictors`: what was known of the pair
-    before fitting, for the report.
+    before fitting, for the report. `data`: digest of the texts, see `evaluate`.
 
     `processes` > 1 share the items, each with its own models and one thread (on the CPU, without a gate).
     """
@@ -114,8 +115,9 @@ def run_pair(
             recipe = Recipe(sender.name, receiver.name, dtype, asset.path, controls, plan)
             compute = stack.enter_context(workers(recipe, processes))
         evaluate(
-            setup, items, out, conditions=conditions, excluded=excluded, meta=meta, progress=progress, compute=compute
-        )
+            setup, items, out, conditions=conditions, excluded=excluded, meta=meta, progress=progress, compute=compute,
+            data=data,
+        )  # fmt: skip
     return finish(out, texts={item.id: item.prompt + " ⟶ " + item.answers[0] for item in items})
 
 

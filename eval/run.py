@@ -50,11 +50,13 @@ def evaluate(
     meta: dict[str, Any] | None = None,
     progress: Progress | None = None,
     compute: Compute | None = None,
+    data: str | None = None,
 ) -> Path:
     """Runs every condition on every item and appends what is missing to `out/rows.jsonl`; returns that path.
 
     Without `conditions` those of `setup.defaults()`. A cut run continues. Raises EvalError for unknown conditions, too few items, or rows of another pair; a row that
-    cannot be computed is written as excluded with its reason. `compute` takes jobs and gives their rows in order, by
+    cannot be computed is written as excluded with its reason. `data`, a digest of the texts that the items are from,
+    refuses to continue a run of other texts. `compute` takes jobs and gives their rows in order, by
     default here and now (kvbridge.eval.workers: on several processes).
     """
     conditions = tuple(ordered(setup.defaults() if conditions is None else conditions))
@@ -67,7 +69,7 @@ def evaluate(
     pair = pair_digest(setup)
     with RowWriter(out / ROWS, pair) as writer:
         used = _same_items(out / RUN, items, writer)
-        body = {**(meta or {}), "pair": pair_meta(setup), "items": used}
+        body = {**(meta or {}), "pair": pair_meta(setup), "items": used, "data": _same_data(out / RUN, data, writer)}
         write_file(out / RUN, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
         for lost in excluded:
             for name in conditions:
@@ -97,6 +99,16 @@ def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[st
             f"{path.parent}: {len(changed)} items have changed since its rows were written ({changed[0]}); use another --out"
         )
     return {**before, **used}
+
+
+def _same_data(path: Path, data: str | None, writer: RowWriter) -> str | None:
+    """The digest to keep; EvalError where the rows that stand are from other texts, whatever their ids."""
+    before = json.loads(path.read_text("utf-8")).get("data") if path.exists() and writer.done else None
+    if data is not None and before is not None and data != before:
+        raise EvalError(
+            f"{path.parent}: its rows are of other texts (data {before[:12]}, found {data[:12]}); use another --out"
+        )
+    return data or before
 
 
 def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from kvbridge.eval.chosen import make_items
 from kvbridge.eval.conditions import CONDITIONS
 from kvbridge.eval.display import Terminal
 from kvbridge.eval.fixed_gates import FIXED_GATES
-from kvbridge.eval.items import demo_rows, read_raw
+from kvbridge.eval.items import data_digest, demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.plans import parsed, with_references
@@ -170,10 +170,12 @@ def run_eval(
         why = " or ".join(sorted({reason for reason in seen if reason}))
         raise UsageError(f"of every document of these texts it is known that {why}; give other texts with --data")
     items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks, known=known)
+    if gate is not None and processes > 1:
+        say("a gate runs in one process: --processes is not used")
     summary = run_pair(
         sender, receiver, Fitted(asset, None), items, out, command=" ".join(["kvbridge", *sys.argv[1:]]),
         conditions=conditions, excluded=excluded, gate=gate, plan=plan, controls=controls,
-        progress=counted("items"), processes=processes,
+        progress=counted("items"), processes=processes, data=data_digest(raws),
     )  # fmt: skip
     say(f"report: {out / REPORT}")
     show(summary, as_json)

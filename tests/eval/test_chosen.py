@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvbridge.cli_run import run_eval
 from kvbridge.errors import EvalError
 from kvbridge.eval.chosen import donors, make_items
 from kvbridge.eval.items import Item, RawItem, demo_rows, kind_of, read_raw
@@ -71,3 +72,30 @@ def test_a_wrong_document_does_not_share_the_prompts_beginning() -> None:
         assert shared[:200] not in found[name]
         assert len(found[name]) >= 1.5 * 600
     assert donors([item("a", shared + " one"), item("b", shared + " two")]) == {"a": "", "b": ""}
+
+
+def test_a_run_is_not_continued_with_other_texts(demo_asset: Path, demo_data: Path, tmp_path: Path) -> None:
+    lines = (demo_data / "test.jsonl").read_text("utf-8").splitlines()
+    rows = [{k: v for k, v in json.loads(line).items() if k != "split"} for line in lines]
+    data = written(tmp_path / "one.jsonl", *rows)
+    other = written(tmp_path / "two.jsonl", *({**row, "id": f"other {row['id']}"} for row in rows))
+
+    def run(source: str, limit: int) -> None:
+        run_eval(
+            demo_asset, source, tmp_path / "run", ("native",), None, limit, None, None, (None, None), "cpu", 1, True
+        )
+
+    run(data, 2)
+    run(data, 3)
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    assert before.count(b"\n") == 3
+    with pytest.raises(EvalError, match="rows are of other texts"):
+        run(other, 3)
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+
+
+def test_a_gate_says_that_it_runs_in_one_process(demo_asset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    run_eval(
+        demo_asset, None, tmp_path, ("native",), ("recall",), 2, None, "always-refuse", (None, None), "cpu", 2, True
+    )
+    assert "a gate runs in one process" in capsys.readouterr().err
