@@ -166,6 +166,8 @@ def run_eval(
     sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
     known = known_to(asset, gate)
+    if data is not None and asset.manifest.fitted_on is None:
+        say("this asset does not say which documents it was fitted on: see to it that these texts are others")
     if raws and all(seen := [known(raw.document) for raw in raws]):
         why = " or ".join(sorted({reason for reason in seen if reason}))
         raise UsageError(f"of every document of these texts it is known that {why}; give other texts with --data")

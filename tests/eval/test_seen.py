@@ -73,3 +73,14 @@ def test_an_asset_that_names_no_documents_knows_none(unsplit: Any) -> None:
     assert old.fitted_on is None
     assert not any(old.knows(name) for name in splits)
     assert sum(manifest.knows(name) for name in splits) == sum(split != "test" for split in splits.values())
+
+
+def test_an_asset_that_names_no_documents_is_said_to(
+    unsplit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, asset, _ = unsplit
+    evaluated(asset, data, tmp_path / "new")
+    assert "does not say" not in capsys.readouterr().err
+    monkeypatch.setattr("kvbridge.manifest.Manifest.fitted_on", None)
+    evaluated(asset, data, tmp_path / "old")
+    assert "does not say which documents it was fitted on" in capsys.readouterr().err
