@@ -18,6 +18,7 @@ from kvbridge.errors import AlreadyExists, CorruptFile
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 16 << 20
+MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 1 << 20
 MAX_RANK = 8
 SUMS = "SHA256SUMS"
@@ -132,9 +133,26 @@ def parse_json(raw: bytes, name: str) -> object:
         body = json.loads(text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite)
         if _SURROGATE.search(text):
             json.dumps(body, ensure_ascii=False).encode()
+        if _is_deeper(body, MAX_JSON_DEPTH):
+            raise ValueError(f"nested more than {MAX_JSON_DEPTH} deep")
         return body
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{name}: not valid JSON: {str(error)[:200]}") from error
+
+
+def _is_deeper(body: object, limit: int) -> bool:
+    """Whether lists and objects stand more than `limit` deep in each other."""
+    level = [body]
+    for _ in range(limit + 1):
+        level = [
+            value
+            for x in level
+            if isinstance(x, (dict, list))
+            for value in ((*x.values(), None) if isinstance(x, dict) else (*x, None))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def read_json(path: Path) -> object:

@@ -18,6 +18,10 @@ FLOATS = ("F16", "BF16", "F32", "F64")
 MAX_NAMES = 1 << 18
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
+_SCORES = frozenset({
+    "split", "rows", "documents", "layers", "k_r2", "v_r2", "k_r2_heads", "v_r2_heads", "k_r2_dimensions",
+    "v_r2_dimensions", "attention_cosine", "single_layer_r2", "token_only",
+})  # fmt: skip
 _FIELDS = (
     "schema", "sender", "receiver", "family", "receiver_features", "config", "maps", "lambda", "jitter", "corpus_digest",
     "splits", "scores", "weights_bytes", "parameters", "licences", "marks", "alignment_exact_share",
@@ -183,6 +187,8 @@ def _check_names(names: Any, name: str) -> None:
 def _check_scores(scores: dict[str, Any], name: str) -> None:
     """Raises CorruptFile unless there is a number or null per layer for both streams and the attention outputs, and
     likewise for the token-only control where it was scored (fits before that was done lack `token_only`)."""
+    if unknown := set(scores) - _SCORES:
+        raise CorruptFile(f"{name}: unexpected scores: {', '.join(sorted(unknown))[:200]}")
     layers, control = scores.get("layers"), scores.get("token_only", {})
     if not isinstance(layers, list) or not layers or any(type(layer) is not int for layer in layers):
         raise CorruptFile(f"{name}: expected held-out scores per layer, found none; fit again")

@@ -79,9 +79,12 @@ def forge_manifest(folder: Path, change: Callable[[dict[str, Any]], Any], *, bin
     if bind and isinstance(body, dict):
         weights = folder / (WEIGHTS if (folder / WEIGHTS).exists() else CONTROLS)
         header, data = split_weights(weights)
+        before = weights.stat().st_size
         with contextlib.suppress(ValueError, RecursionError):
             header["__metadata__"] = {"kvbridge": binding_of(body)}
         join_weights(weights, header, data)
+        if body.get("weights_bytes") == before:
+            body["weights_bytes"] = weights.stat().st_size
     (folder / MANIFEST).write_text(json.dumps(body), "utf-8")
     reseal(folder)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import kvbridge
-from kvbridge.errors import FileError, UnknownSchema
+from kvbridge.errors import UnknownSchema
 from tests.hostile.forge import (
     MANIFEST,
     drop,
@@ -23,6 +22,7 @@ GROUP = ("maps", 0, "groups", 0)
 BAD_NUMBERS: tuple[Any, ...] = (-1, True, 1.0, "1", None, [], 10**30, 2**63)
 BAD_MANIFESTS = {
     "not an object": lambda body: [body],
+    "unknown score": set_at("scores", "more", value=1),
     "a string": lambda body: "kvbridge.translator/1",
     "empty": lambda body: {},
     "unknown field": set_at("extra", value=1),
@@ -110,7 +110,10 @@ BAD_JSON = {
     "overflow": lambda text: text.replace('"alignment_exact_share": 1.0', '"alignment_exact_share": 1e999'),
     "nesting": lambda text: text.replace('"marks": []', '"marks": ' + "[" * 100_000 + "]" * 100_000),
     "nesting of objects": lambda text: text.replace('"marks": []', '"marks": ' + '{"a":' * 50_000 + "1" + "}" * 50_000),
-    "nesting a little": lambda text: text.replace('"scores": {', '"scores": {"deep": ' + "[" * 900 + "]" * 900 + ","),
+    "nesting a little": lambda text: text.replace(
+        '"single_layer_r2": {',
+        '"single_layer_r2": {"a": ' + "[" * 70 + "]" * 70 + ("" if '"single_layer_r2": {}' in text else ","),
+    ),
     "digits": lambda text: text.replace('"parameters": 1000', '"parameters": ' + "9" * 10_000, 1),
     "surrogate": lambda text: text.replace("sender-0", "sender\\ud800", 1),
     "trailing": lambda text: text + "{}",
@@ -131,8 +134,7 @@ def test_manifests_that_are_not_plain_json(asset, what):
     if what == "nesting a little":
         body = json.loads(changed)
         forge_manifest(asset, lambda _: body)
-        with pytest.raises(FileError):
-            kvbridge.load_asset(asset)
+        assert "deep" in refused(asset)
         return
     reseal(asset)
     refused(asset)
