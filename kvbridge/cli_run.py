@@ -20,6 +20,7 @@ from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.bridge import Gate
 from kvbridge.cli import emit, say, table
+from kvbridge.contract import difference
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.chosen import make_items
 from kvbridge.eval.conditions import CONDITIONS
@@ -253,14 +254,21 @@ def show_screening(result: dict[str, Any]) -> None:
 
 
 def models_of(asset: Asset, names: tuple[str | None, str | None], device: str) -> list[Model]:
-    """The pair an asset was fitted for, from where its manifest (or the caller) says it lies."""
+    """The pair an asset was fitted for, from where its manifest (or the caller) says it lies. Raises UsageError where a
+    model there is another one."""
     manifest = asset.manifest
     found = []
-    for name, geometry in zip(names, (manifest.sender, manifest.receiver), strict=True):
+    for role, name, geometry in zip(("sender", "receiver"), names, (manifest.sender, manifest.receiver), strict=True):
         where = name or geometry.model_id
         at = f"{where}@{geometry.commit}" if geometry.commit and name is None and "@" not in where else where
         dtype = getattr(torch, geometry.dtype)
-        found.append(kvbridge.load(at, device=device, dtype=dtype))
+        model = kvbridge.load(at, device=device, dtype=dtype)
+        if model.geometry.digest != geometry.digest:
+            raise UsageError(
+                f"{asset.path} was fitted for {geometry.model_id} as its {role}, {where} differs in "
+                f"{difference(geometry, model.geometry)}; name the model it was fitted for (--{role})"
+            )
+        found.append(model)
     return found
 
 

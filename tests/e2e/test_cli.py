@@ -122,6 +122,14 @@ def test_a_dry_run_over_budget_is_a_refusal_that_names_what_fits() -> None:
     assert "would fit" in stderr or "--memory-bytes" in stderr
 
 
+def test_models_in_the_wrong_roles_are_refused_before_anything_runs(asset: Path, tmp_path: Path) -> None:
+    swapped = ("--sender", "demo:receiver", "--receiver", "demo:sender")
+    for command in (("eval", "run", asset, "--out", tmp_path / "run"), ("gate", "calibrate", asset)):
+        _, stderr = kvbridge(*command, *swapped, code=2)
+        assert "fitted for demo:sender as its sender" in stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_summary_is_recomputed_from_the_rows(asset: Path, tmp_path: Path) -> None:
     from kvbridge.eval.rows import read_rows
     from kvbridge.eval.summary import dumps, summarise
