@@ -61,7 +61,7 @@ def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
     score = type(made.rungs[0].score)(("length",), (0.0,), (1.0,), (0.0,), 9.0)
     rungs = tuple(type(made.rungs[0])(RepairPlan(sinks=2, tail=t), score, {}) for t in (11, 12))
     ladder = Ladder(
-        pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=made_calibration(pair, rungs=rungs),
+        pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=made_calibration(pair, rungs=rungs, stop=0.6),
         speed=SPEED,
     )  # fmt: skip
     text = pair.texts[0]
