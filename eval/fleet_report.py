@@ -23,10 +23,13 @@ class Section:
     rows: list[list[str]]
 
 
+def _pair(row: Mapping[str, Any]) -> str:
+    return f"{row['sender']} → {row['receiver']}"
+
+
 def sections(result: Mapping[str, Any]) -> list[Section]:
     """What a screening found, from `screening.json` alone."""
     pairs = result["pairs"]
-    name = lambda row: f"{row['sender']} → {row['receiver']}"  # noqa: E731
     measured = [row for row in pairs if row["verdict"] is not None]
     known = sorted({key for row in pairs for key in row["predictors"]})
     notes = ["Recovery is the share of what the context is worth; controls need no translation. 95% intervals."]
@@ -50,20 +53,20 @@ def sections(result: Mapping[str, Any]) -> list[Section]:
                 "break-even",
                 "asset",
             ],
-            [[name(row), *_outcome(row)] for row in measured],
+            [[_pair(row), *_outcome(row)] for row in measured],
         ),
         Section(
             "Known before fitting",
             ["From the first 16 documents of the training split."],
             ["pair", *(display.predictor(key) for key in known)],
-            [[name(row), *(display.number(row["predictors"].get(key), "small") for key in known)] for row in pairs],
+            [[_pair(row), *(display.number(row["predictors"].get(key), "small") for key in known)] for row in pairs],
         ),
         _related(result["correlation_with_recovery"]),
         Section(
             "Not measured",
             [] if len(measured) < len(pairs) else ["Every pair was measured."],
             ["pair", "why"],
-            [[name(row), row["reason"]] for row in pairs if row["verdict"] is None],
+            [[_pair(row), row["reason"]] for row in pairs if row["verdict"] is None],
         ),
     ]
 

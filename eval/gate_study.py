@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvbridge.cost import prefill_flops
 from kvbridge.errors import DataError, KVBridgeError
@@ -58,13 +59,20 @@ def name_of(case: Case) -> str:
     return name + (f", {kind}" if kind else "")
 
 
+def _auroc_where_given(values: Sequence[float], damaged: NDArray[np.bool_]) -> float | None:
+    """AUROC over the requests that a column says something about."""
+    found = np.asarray(values, dtype=np.float64)
+    given = ~np.isnan(found)
+    return auroc(found[given], damaged[given])
+
+
 def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
     """AUROC per column, of the score on documents that did not fit it, and AURC beside baselines."""
     learn, rest = documents_split(items, 0.5, 99)
     damaged = np.array([i.attempts[0].damaged for i in rest])
-    columns = {c: np.array([i.attempts[0].columns[c] for i in rest]) for s in SIGNALS.values() for c in s.columns}  # type: ignore[index]
+    columns = {c: [(i.attempts[0].columns or {})[c] for i in rest] for s in SIGNALS.values() for c in s.columns}
     found: dict[str, Any] = {"n": len(rest), "damaged": float(damaged.mean())}
-    found["columns"] = {c: auroc(np.nan_to_num(v), damaged) for c, v in columns.items()}
+    found["columns"] = {c: _auroc_where_given(v, damaged) for c, v in columns.items()}
     try:
         signals, rungs, _ = fit_rungs(learn, config_of(label))
     except DataError as error:

@@ -80,8 +80,8 @@ def separations(body: dict[str, Any]) -> str:
 def columns(body: dict[str, Any], labels: Sequence[str]) -> str:
     """AUROC of every column for some labels and for wrong documents."""
     names = list(body["wrong_columns"])
-    cell = lambda label, c: number(body["labels"][label]["separation"]["columns"].get(c))  # noqa: E731
-    rows = [[c, number(body["wrong_columns"][c]), *(cell(x, c) for x in labels)] for c in names]
+    by_label = [body["labels"][label]["separation"]["columns"] for label in labels]
+    rows = [[c, number(body["wrong_columns"][c]), *(number(found.get(c)) for found in by_label)] for c in names]
     return table(["column", "another document", *labels], rows)
 
 
@@ -196,9 +196,10 @@ def into(page: str, section: str, parts: dict[str, str]) -> str:
     """The page with the blocks of a section replaced. Raises UsageError where the page has no such block."""
     for name, text in parts.items():
         block = re.compile(rf"(<!-- {re.escape(section)}: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not block.search(page):
+        found = block.search(page)
+        if found is None:
             raise UsageError(f"expected a block <!-- {section}: {name} --> … <!-- end --> in the page, found none")
-        page = block.sub(lambda m, text=text: m[1] + text + m[2], page, count=1)  # type: ignore[misc]
+        page = page[: found.end(1)] + text + page[found.start(2) :]
     return page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,23 +30,27 @@ def wrong_caches(pool: Pool) -> dict[str, Any]:
     for name, signals in sets.items():
         used, rungs, _ = fit_rungs(learn, config_of("next_token", signals))
         limits = rungs[0].limits
-        refuses = lambda row, limits=limits: any(not row["signals"][c] <= limit for c, limit in limits.items())  # noqa: E731
-        extra = [any(not i.attempts[0].columns[c] <= limit for c, limit in limits.items()) for i in rest]  # type: ignore[index]
+        extra = [_refused(item.attempts[0].columns or {}, limits) for item in rest]
         cases = {}
         for case, rows in pool.cases.items():
             if case not in ("right", "rung"):
                 known = [r for r in rows if r["document"] in held and "signals" in r]
-                passed = sum(not refuses(r) for r in known)
+                passed = sum(not _refused(r["signals"], limits) for r in known)
                 cases[case] = {
                     "n": len(known), "passed": passed, "bound_95": upper_bound(passed, len(known), 0.05) if known else None,
                 }  # fmt: skip
         every = [r for r in pool.cases.get("wrong_document", []) if "signals" in r]
-        k = sum(not refuses(r) for r in every)
+        k = sum(not _refused(r["signals"], limits) for r in every)
         found[name] = {
             "signals": list(used), "extra_refusals": float(np.mean(extra)), "of": len(extra), "cases": cases,
             "every_wrong_document": {"n": len(every), "passed": k, "bound_95": upper_bound(k, len(every), 0.05) if every else None},
         }  # fmt: skip
     return found
+
+
+def _refused(columns: Mapping[str, float], limits: Mapping[str, float]) -> bool:
+    """Whether any limit is exceeded; NaN exceeds every limit."""
+    return any(not columns[c] <= limit for c, limit in limits.items())
 
 
 def columns_on_wrong(pool: Pool) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.errors import DataError
-from kvbridge.geometry import digest_text
+from kvbridge.geometry import short_name
 
 SPLITS = ("train", "validation", "test")
 MOST_NAMES = 200_000
@@ -126,11 +126,6 @@ def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
         return document.split
     draw = int.from_bytes(hashlib.sha256(document.group.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
     return SPLITS[0] if draw < fractions[0] else SPLITS[1] if draw < fractions[0] + fractions[1] else SPLITS[2]
-
-
-def short_name(document: str) -> str:
-    """A document's name as an asset keeps it: 64 bits of a digest, in hexadecimal."""
-    return digest_text(document)[:16]
 
 
 class Splits:

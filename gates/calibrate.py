@@ -21,8 +21,9 @@ from kvbridge.gates.labels import LABELS
 from kvbridge.gates.levels import fit_levels, report_of, whole
 from kvbridge.gates.passing import Sample, watch
 from kvbridge.gates.reading import Inapplicable, Reading
-from kvbridge.gates.sealed import Calibration, name_of
+from kvbridge.gates.sealed import Calibration
 from kvbridge.gates.signals import SIGNALS, parts_of
+from kvbridge.geometry import short_name
 from kvbridge.repair import RepairPlan
 
 
@@ -110,7 +111,7 @@ def seal(
         counts={name: len(items) for name, items in parts.items()},
         report=report_of(whole(parts["report"], levels.signals), levels),
         corpus_digest=hashlib.sha256(json.dumps(corpus).encode()).hexdigest(),
-        documents=frozenset(name_of(s.document) for s in samples if part_of(s.document) != "report"), extras=extras,
+        documents=frozenset(short_name(s.document) for s in samples if part_of(s.document) != "report"), extras=extras,
     )  # fmt: skip
 
 

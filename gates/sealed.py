@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.guarantee import Tested
 from kvbridge.gates.score import Score
+from kvbridge.geometry import short_name
 from kvbridge.repair import RepairPlan
 
 SCHEMA = "kvbridge.calibration/2"
@@ -29,7 +29,7 @@ class Calibration:
     confidence 1 − δ, None where none did: P(damaged | score at or below it), so the lenient one speaks of `use` and
     `use_approximate` together. `stop`: a request ends on the first rung whose score is at most this (1 with one rung);
     `needed`: accepted items without a failure that the strict level takes.
-    `translator`, `sender`, `receiver`: digests it is bound to. `documents`: names (as `name_of`) of the documents that
+    `translator`, `sender`, `receiver`: digests it is bound to. `documents`: names (as `short_name`) of the documents that
     fixed anything in it. `digest` is None until it is saved.
     """
 
@@ -71,7 +71,7 @@ class Calibration:
 
     def knows(self, document: str) -> bool:
         """Whether a document had a say in the statistics, the score or the thresholds: nothing measured on it counts."""
-        return name_of(document) in self.documents
+        return short_name(document) in self.documents
 
     def rung(self, plan: RepairPlan) -> Rung | None:
         """The rung of this very plan."""
@@ -79,7 +79,6 @@ class Calibration:
 
     def body(self) -> dict[str, Any]:
         """What calibration.json holds."""
-        tested = lambda t: None if t is None else asdict(t)  # noqa: E731
         return {
             "schema": SCHEMA, "translator": self.translator, "sender": self.sender, "receiver": self.receiver,
             "label": self.label, "tau": self.tau, "alpha": self.alpha, "lenient_alpha": self.lenient_alpha,
@@ -88,7 +87,7 @@ class Calibration:
                 {"plan": {**asdict(r.plan), "tokens": list(r.plan.tokens)}, "score": r.score.to_json(), "limits": r.limits}
                 for r in self.rungs
             ],
-            "stop": self.stop, "strict": tested(self.strict), "lenient": tested(self.lenient), "conformal": self.conformal,
+            "stop": self.stop, "strict": _tested(self.strict), "lenient": _tested(self.lenient), "conformal": self.conformal,
             "needed": self.needed, "counts": self.counts, "report": self.report, "corpus_digest": self.corpus_digest,
             "documents": sorted(self.documents),
             "extras": {
@@ -100,6 +99,5 @@ class Calibration:
         }  # fmt: skip
 
 
-def name_of(document: str) -> str:
-    """A document's name as a calibration keeps it: 64 bits of a digest."""
-    return hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+def _tested(level: Tested | None) -> dict[str, Any] | None:
+    return None if level is None else asdict(level)

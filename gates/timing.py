@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,16 +87,17 @@ def measure(
         watched = Bridge(translator, sender=sender, receiver=receiver, gate=gate)
         ms = {
             "prefill": _timed(receiver, lambda: receiver.model(ids[None].to(receiver.device), use_cache=True, logits_to_keep=1)),
-            "handoff": _timed(receiver, lambda w=watched: w.handoff(snapshot, part, repair=plan)),  # type: ignore[misc]
+            "handoff": _timed(receiver, partial(watched.handoff, snapshot, part, repair=plan)),
         }  # fmt: skip
         if not gate.seen:
             raise DataError(
                 "expected a handoff that a gate judges, found none: nothing is translated between these models"
             )
         evidence = gate.seen[0]
-        ms["first"] = _timed(receiver, lambda e=evidence: _first(e)) if evidence.parts["prefill"] else 0.0  # type: ignore[misc]
+        ms["first"] = _timed(receiver, partial(_first, evidence)) if evidence.parts["prefill"] else 0.0
         layers = [{n: t.clone() for n, t in x.items()} for x in evidence.translated]
-        ms["repair"] = _timed(receiver, lambda e=evidence, x=layers: recompute(receiver, e.ids[:-1], x, e.chosen, following=e.ids[-1:]))  # type: ignore[misc]  # fmt: skip
+        again = partial(recompute, receiver, evidence.ids[:-1], layers, evidence.chosen, following=evidence.ids[-1:])
+        ms["repair"] = _timed(receiver, again)
         reading = Reading(evidence, extras, planned=parts_of(signals))
         single = _signals(reading, signals, receiver)
         ms["gate"] = sum(single.values())
@@ -130,7 +132,7 @@ def _signals(reading: Reading, names: Sequence[str], receiver: Model) -> dict[st
     found = {}
     for name in names:
         try:
-            found[name] = _timed(receiver, lambda n=name: SIGNALS[n].read(reading))  # type: ignore[misc]
+            found[name] = _timed(receiver, partial(SIGNALS[name].read, reading))
         except Inapplicable as error:
             raise DataError(f"{name}: {error}; leave this signal out or give another repair plan") from error
     return found

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvbridge.align import MIN_EXACT_SHARE, Alignment
 from kvbridge.asset import Asset
+from kvbridge.contract import check_models
 from kvbridge.cost import handoff_parts
 from kvbridge.errors import UsageError
 from kvbridge.handoff import Handoff
@@ -131,8 +132,9 @@ class Bridge:
                 f"repairing {plan.layers} of {len(self.receiver.layers)} layers is a prefill; choose fewer"
             )
         prepared: list[Request | Handoff] = []
+        changed = check_models(self.sender, self.receiver)
         for snapshot, text, encoding in requests:
-            request = prepare(
+            request = changed or prepare(
                 snapshot, text, encoding, plan, self.sender, self.receiver, self.translator, self.min_exact_share
             )
             prepared.append(self._dense(encoding, request) if isinstance(request, Decision) else request)

@@ -134,10 +134,9 @@ def run_fit(
             {"asset": str(out), "digest": digest, "timings": done.timings, "scores": scores, "marks": list(done.marks)}
         )
         return
-    number = lambda x: "–" if x is None else f"{x:.3f}"  # noqa: E731
     control = scores["token_only"]
     columns = (scores["k_r2"], control["k_r2"], scores["v_r2"], control["v_r2"], scores["attention_cosine"])
-    rows = [[str(layer), *map(number, values)] for layer, *values in zip(scores["layers"], *columns, strict=True)]
+    rows = [[str(layer), *map(_three, values)] for layer, *values in zip(scores["layers"], *columns, strict=True)]
     names = ["receiver layer", "K R²", "token-only", "V R²", "token-only", "attention cosine"]
     table(f"{sender} → {receiver}, held-out scores", names, rows)
     for mark in done.marks:
@@ -236,12 +235,11 @@ def show_screening(result: dict[str, Any]) -> None:
     """A screening for people: outcomes, predictors, and how these are related where pairs suffice."""
     Console().print(screening_table(result))
     predicted = sorted({name for row in result["pairs"] for name in row["predictors"]})
-    shown = lambda value: "–" if value is None else f"{value:.3f}"  # noqa: E731
     table(
         f"before fitting, from {SEQUENCES} sequences",
         ["pair", *predicted],
         [
-            [f"{row['sender']} → {row['receiver']}", *(shown(row["predictors"].get(name)) for name in predicted)]
+            [f"{row['sender']} → {row['receiver']}", *(_three(row["predictors"].get(name)) for name in predicted)]
             for row in result["pairs"]
         ],
     )
@@ -330,3 +328,8 @@ def counted(what: str) -> Callable[[int, int, str], None]:
             )
 
     return report
+
+
+def _three(value: float | None) -> str:
+    """A number with three decimals, a dash where there is none."""
+    return "–" if value is None else f"{value:.3f}"

@@ -12,15 +12,20 @@ from kvbridge.snapshot import KVSnapshot
 from kvbridge.translator import Translator
 
 
-def check_contract(
-    snapshot: KVSnapshot, sender: Model, receiver: Model, translator: Translator | None
-) -> Decision | None:
-    """Both models are as they were loaded, the snapshot is `sender`'s own cache, and the translator was fitted for them."""
+def check_models(sender: Model, receiver: Model) -> Decision | None:
+    """Both models are as they were loaded. Looks at every weight's counter: once for all requests of a call."""
     for role, model in (("sender", sender), ("receiver", receiver)):
         if what := model.changed():
             return discard(
                 "contract_mismatch", f"{role}: its {what} changed since it was loaded; load or wrap it again"
             )
+    return None
+
+
+def check_contract(
+    snapshot: KVSnapshot, sender: Model, receiver: Model, translator: Translator | None
+) -> Decision | None:
+    """The snapshot is `sender`'s own cache, and the translator was fitted for both models exactly as loaded."""
     ours = sender.geometry
     if snapshot.geometry.digest != ours.digest:
         return discard(

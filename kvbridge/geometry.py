@@ -191,6 +191,11 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def short_name(document: str) -> str:
+    """A document's name as assets and calibrations keep it: 64 bits of a digest, in hexadecimal."""
+    return digest_text(document)[:16]
+
+
 def digest_parts(parts: Iterable[bytes]) -> str:
     """SHA-256 of length-prefixed parts, so that no two sequences of parts collide."""
     state = hashlib.sha256()

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbridge.errors import CorruptFile, UnknownSchema
 from kvbridge.files import Header
-from kvbridge.geometry import KVGeometry, digest_json, digest_text
+from kvbridge.geometry import KVGeometry, digest_json, short_name
 
 SCHEMA = "kvbridge.translator/1"
 CONTROLS_SCHEMA = "kvbridge.controls/1"
@@ -103,7 +103,7 @@ class Manifest:
 
     def knows(self, document: str) -> bool:
         """Whether the maps were fitted on the document of this name: nothing measured on it says how they do elsewhere."""
-        return self.fitted_on is not None and digest_text(document)[:16] in self.fitted_on
+        return self.fitted_on is not None and short_name(document) in self.fitted_on
 
     @classmethod
     def of_fit(cls, fit: Any, maps: tuple[MapEntry, ...], *, weights_bytes: int) -> Manifest:

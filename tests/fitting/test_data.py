@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbridge.errors import DataError
-from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, short_name, split_of
+from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, split_of
+from kvbridge.geometry import short_name
 
 FRACTIONS = (0.8, 0.1, 0.1)
 PINNED = [1, 2, 5, 8, 18, 19]  # of group-0 to group-19: the draw is the same on every machine

@@ -17,9 +17,10 @@ from kvbridge.gates.extras import Extras
 from kvbridge.gates.guarantee import Tested
 from kvbridge.gates.passing import Sample, Watching
 from kvbridge.gates.score import Score
-from kvbridge.gates.sealed import Calibration, name_of
+from kvbridge.gates.sealed import Calibration
 from kvbridge.gates.sealed import Rung as RungOf
 from kvbridge.gates.signals import SIGNALS
+from kvbridge.geometry import short_name
 from tests.models import random_texts, tiny
 
 PLAN = RepairPlan(sinks=2, tail=11)
@@ -85,7 +86,7 @@ def made_calibration(pair: Pair, **changes: Any) -> Calibration:
         "label": "next_token", "tau": None, "alpha": 0.02, "lenient_alpha": 0.1, "delta": 0.05, "signals": tuple(SIGNALS),
         "rungs": (RungOf(PLAN, score, {"sender_first": -2.0}),), "stop": 1.0, "strict": None, "lenient": passed, "conformal": 0.3,
         "needed": 149, "counts": {"score": 10, "thresholds": 400, "report": 20}, "report": {"items": 20},
-        "corpus_digest": "c", "documents": frozenset({name_of("d0")}), "extras": pair.extras,
+        "corpus_digest": "c", "documents": frozenset({short_name("d0")}), "extras": pair.extras,
     }  # fmt: skip
     return Calibration(**{**body, **changes})
 

@@ -118,9 +118,10 @@ def sound_copy(folder: Path) -> Manifest:
     return kvbridge.load_asset(folder).manifest
 
 
-def refused(folder: Path, kind: type[FileError] = CorruptFile) -> str:
+def refused(path: Path, kind: type[FileError] = CorruptFile, load: Callable[[Path], Any] = kvbridge.load_asset) -> str:
+    """What `load` says when it refuses `path` with an error of exactly this kind."""
     with pytest.raises(FileError) as found:
-        kvbridge.load_asset(folder)
+        load(path)
     assert type(found.value) is kind, repr(found.value)
     assert len(str(found.value)) < 2000
     return str(found.value)
