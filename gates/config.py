@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvbridge.errors import UsageError
 from kvbridge.gates.guarantee import check_levels
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.repair import RepairPlan
 
 PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
@@ -25,7 +25,7 @@ class GateConfig:
     lenient_alpha: float = 0.1
     delta: float = 0.05
     plans: tuple[RepairPlan, ...] = (RepairPlan(tail=17),)
-    signals: tuple[str, ...] = field(default_factory=lambda: tuple(SIGNALS))
+    signals: tuple[str, ...] = DEFAULT
 
     def __post_init__(self) -> None:
         check_levels(self.alpha, self.delta)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from kvbridge.cost import forward_flops
 from kvbridge.geometry import KVGeometry
 
-KNOWN, SAMPLED, FEW, QUERIES = 8, 64, 16, 4
+KNOWN, SAMPLED, FEW, QUERIES, SENDER_ROWS = 8, 64, 16, 4, 512
+EARLY = 8
+BUDGET = 0.02
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,28 @@ def sender_tail(shape: Shape) -> int:
     return forward_flops(shape.sender, new, shape.tokens - new) + head_flops(shape.sender, new)
 
 
+def projection_flops(geometry: KVGeometry, layer: int, tokens: int) -> int:
+    """Queries, keys and values of one layer, before its attention (models compute all three before they cache)."""
+    keys, values = geometry.layers[layer].stream("k"), geometry.layers[layer].stream("v")
+    return 2 * geometry.hidden_size * (geometry.attention_heads * keys.width + keys.features + values.features) * tokens
+
+
+def early_layers(geometry: KVGeometry) -> int:
+    """Whole layers that `sender_early` runs: an eighth of them, at least one, never the last."""
+    return min(max(1, len(geometry.layers) // EARLY), len(geometry.layers) - 1)
+
+
+def sender_early(shape: Shape) -> int:
+    """The sender's last known tokens through its first layers, over the rows before them, and the next layer's K/V."""
+    new, whole = min(KNOWN + 1, shape.tokens), early_layers(shape.sender)
+    return forward_flops(shape.sender, new, shape.tokens - new, layers=whole) + projection_flops(
+        shape.sender, whole, new
+    )
+
+
 def sender_first(shape: Shape) -> int:
-    """The sender's first layer over sampled tokens."""
-    return forward_flops(shape.sender, min(SAMPLED, shape.tokens), 0, layers=1)
+    """K/V of the sender's first layer for sampled tokens."""
+    return projection_flops(shape.sender, 0, min(SENDER_ROWS, shape.tokens))
 
 
 def receiver_head(shape: Shape) -> int:
@@ -76,5 +97,6 @@ def attention_error(shape: Shape) -> int:
 
 
 PARTS = {
-    f.__name__: f for f in (sender_tail, sender_first, receiver_head, next_token, first_maps, basis, halves, attention_error)
+    f.__name__: f
+    for f in (sender_tail, sender_early, sender_first, receiver_head, next_token, first_maps, basis, halves, attention_error)
 }  # fmt: skip

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from kvbridge.bridge import Evidence
-from kvbridge.features import first_layer_kv
-from kvbridge.gates.costs import FEW, KNOWN, PARTS, SAMPLED, Shape
+from kvbridge.features import early_kv, noted
+from kvbridge.gates.costs import FEW, KNOWN, PARTS, SAMPLED, SENDER_ROWS, Shape, early_layers
 from kvbridge.gates.extras import Extras
 from kvbridge.models import Model
 from kvbridge.prefill import run_decoder
-from kvbridge.probe import cached_layers
 from kvbridge.snapshot import LayerKV, build_cache
 from kvbridge.translator import Translator
 
@@ -125,25 +124,40 @@ class Reading:
         return self._made[part]
 
     @cached_property
-    def sender_tail(self) -> Tail:
-        """The sender's last KNOWN + 1 tokens run again over the snapshot's own rows before them."""
-        e = self.evidence
-        snapshot, sender, count = e.snapshot, e.sender, len(e.snapshot)
+    def _sender_last(self) -> Tensor:
+        """The sender's last KNOWN + 1 rows, all but the first at most, `[n]`."""
+        snapshot, count = self.evidence.snapshot, len(self.evidence.snapshot)
         if int(snapshot.positions[-1]) != count - 1:
             raise Inapplicable("the snapshot has holes")
-        self.spend("sender_tail")
         new = min(KNOWN + 1, count - 1)
         if new < 2:
             raise Inapplicable(f"the snapshot has {count} tokens")
-        rows = torch.arange(count - new, count)
-        cut = [{name: t[: count - new] for name, t in layer.items()} for layer in snapshot.layers]
-        cache = build_cache(sender, cut)
-        output = run_decoder(
-            sender, snapshot.token_ids[rows][None], cache=cache, position_ids=rows[None],
-            attention_mask=torch.ones((1, count), dtype=torch.int64),
-        )  # fmt: skip
-        again = [{"k": k[0].transpose(0, 1)[-new:], "v": v[0].transpose(0, 1)[-new:]} for k, v in cached_layers(cache)]
+        return torch.arange(count - new, count)
+
+    def _before(self, rows: Tensor, layers: int) -> list[LayerKV]:
+        """The snapshot's own rows before `rows`, of the first `layers` layers; views."""
+        return [{name: t[: int(rows[0])] for name, t in x.items()} for x in self.evidence.snapshot.layers[:layers]]
+
+    @cached_property
+    def sender_tail(self) -> Tail:
+        """The sender's last KNOWN + 1 tokens run again over the snapshot's own rows before them."""
+        sender, ids, rows = self.evidence.sender, self.evidence.snapshot.token_ids, self._sender_last
+        self.spend("sender_tail")
+        cache = build_cache(sender, self._before(rows, len(sender.layers)))
+        with noted(cache) as again:
+            output = run_decoder(
+                sender, ids[rows][None], cache=cache, position_ids=rows[None],
+                attention_mask=torch.ones((1, len(ids)), dtype=torch.int64),
+            )  # fmt: skip
         return Tail(head(sender, output.last_hidden_state[0]), rows, again)
+
+    @cached_property
+    def sender_early(self) -> tuple[Tensor, list[LayerKV]]:
+        """The sender's last KNOWN + 1 rows `[n]` and their K/V in its first layers, run again over the snapshot's own
+        rows of those layers."""
+        sender, ids, rows = self.evidence.sender, self.evidence.snapshot.token_ids, self._sender_last
+        self.spend("sender_early")
+        return rows, early_kv(sender, ids[rows], rows, self._before(rows, early_layers(sender.geometry)))
 
     @cached_property
     def sender_first(self) -> tuple[Tensor, LayerKV]:
@@ -151,8 +165,8 @@ class Reading:
         e = self.evidence
         self.spend("sender_first")
         count = len(e.snapshot)
-        rows = torch.linspace(0, count - 1, min(SAMPLED, count)).round().long()
-        return rows, first_layer_kv(e.sender, e.snapshot.token_ids[rows], e.snapshot.positions[rows])
+        rows = torch.linspace(0, count - 1, min(SENDER_ROWS, count)).round().long()
+        return rows, early_kv(e.sender, e.snapshot.token_ids[rows], e.snapshot.positions[rows])[0]
 
 
 def head(model: Model, states: Tensor) -> Tensor:

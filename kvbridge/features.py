@@ -1,9 +1,9 @@
-"""Receiver features: what the receiver itself can say about a text from its first layers, exactly and cheaply."""
+"""What a model itself can say about a text from its first layers, exactly and cheaply: receiver features, early K/V."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from kvbridge.errors import UsageError
 from kvbridge.models import Model
 from kvbridge.prefill import recorded_at, run_decoder
 from kvbridge.probe import cached_layers
-from kvbridge.snapshot import LayerKV
+from kvbridge.snapshot import LayerKV, build_cache
 
 
 def hidden_layer(spec: str) -> int | None:
@@ -81,17 +81,50 @@ def first_layers(model: Model, ids: Tensor, count: int, *, entering: int | None 
     return FirstLayers(entered[0][0].float(), layers)
 
 
-@torch.no_grad()
-def first_layer_kv(model: Model, ids: Tensor, positions: Tensor) -> LayerKV:
-    """What layer 0 caches for ids `[n]` at positions `[n]` (ascending, holes allowed), `[n, heads, width]` as cached: it
-    depends on each token and its position alone, so any sample of a prompt gives its very rows.
+@contextmanager
+def noted(cache: DynamicCache, until: int | None = None) -> Iterator[list[LayerKV]]:
+    """Inside the block, what each layer hands to `cache` is appended to the list: K/V `[n, heads, width]` of the tokens
+    that run, all of them where a sliding layer keeps its window only. `cache` is filled as ever.
+
+    With `until`, a forward ends without an error where that layer hands over: before its attention and its MLP, and
+    before its rows are stored. At the end of the block `cache` is an ordinary one again.
     """
-    cache = DynamicCache()
-    arguments: dict[str, Any] = {"cache": cache, "position_ids": positions[None]}
-    if len(model.layers) == 1:
-        run_decoder(model, ids[None], **arguments)
-    else:
-        with stopped_at(model.layers[1]), suppress(_Reached):
-            run_decoder(model, ids[None], **arguments)
-    keys, values = cached_layers(cache)[0]
-    return {"k": keys[0].transpose(0, 1), "v": values[0].transpose(0, 1)}
+    found: list[LayerKV] = []
+    store = cache.update
+
+    def update(key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        found.append({"k": key_states[0].transpose(0, 1), "v": value_states[0].transpose(0, 1)})
+        if layer_idx == until:
+            raise _Reached
+        return store(key_states, value_states, layer_idx, *args, **kwargs)
+
+    vars(cache)["update"] = update
+    try:
+        with suppress(_Reached):
+            yield found
+    finally:
+        del vars(cache)["update"]
+
+
+@torch.no_grad()
+def early_kv(model: Model, ids: Tensor, positions: Tensor, past: Sequence[LayerKV] = ()) -> list[LayerKV]:
+    """K/V `[n, heads, width]` as cached, of layers 0..m, for ids `[n]` at positions `[n]`: bit-equal to a forward of
+    the same tokens over the same rows, of which only what these need is run: m whole layers, and layer m up to its
+    projections.
+
+    `past`: m layers' rows `[positions[0], heads, width]` of the tokens before; they are not modified. Without any
+    (m = 0) positions may leave holes: layer 0's K/V depend on each token and its position alone. Raises UsageError for
+    rows of all layers or more, or of another number of tokens.
+    """
+    if len(past) >= len(model.layers):
+        raise UsageError(f"expected rows of fewer than {len(model.layers)} layers of {model.name}, found {len(past)}")
+    before = {len(t) for layer in past for t in layer.values()}
+    if past and before != {int(positions[0])}:
+        raise UsageError(f"expected rows of the {int(positions[0])} tokens before, found {sorted(before)}")
+    cache = build_cache(model, [{name: t.to(model.device) for name, t in layer.items()} for layer in past])
+    arguments: dict[str, Any] = {"position_ids": positions[None]}
+    if past:
+        arguments["attention_mask"] = torch.ones((1, int(positions[-1]) + 1), dtype=torch.int64)
+    with noted(cache, until=len(past)) as found:
+        run_decoder(model, ids[None], cache=cache, **arguments)
+    return found

@@ -10,6 +10,7 @@ from kvbridge.gates.signals.first_layers import FIRST_LAYERS
 from kvbridge.gates.signals.length import LENGTH
 from kvbridge.gates.signals.leverage import LEVERAGE
 from kvbridge.gates.signals.next_token import NEXT_TOKEN, SENDER_NEXT
+from kvbridge.gates.signals.sender_early import SENDER_EARLY
 from kvbridge.gates.signals.sender_first import SENDER_FIRST
 from kvbridge.gates.signals.sender_tail import SENDER_TAIL
 from kvbridge.gates.signals.tail_loss import TAIL_LOSS
@@ -19,6 +20,7 @@ SIGNALS: dict[str, Signal] = {
     "alignment": ALIGNMENT,
     "length": LENGTH,
     "sender_first": SENDER_FIRST,
+    "sender_early": SENDER_EARLY,
     "sender_tail": SENDER_TAIL,
     "leverage": LEVERAGE,
     "tail_residual": TAIL_RESIDUAL,
@@ -30,10 +32,12 @@ SIGNALS: dict[str, Signal] = {
     "sender_next": SENDER_NEXT,
 }
 
+DEFAULT: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.default)
+
 
 def parts_of(names: Iterable[str]) -> frozenset[str]:
     """Parts of the work that these signals need, as keys of costs.PARTS."""
     return frozenset(part for name in names for part in SIGNALS[name].parts)
 
 
-__all__ = ["SIGNALS", "Signal", "parts_of"]
+__all__ = ["DEFAULT", "SIGNALS", "Signal", "parts_of"]

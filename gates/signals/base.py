@@ -14,7 +14,8 @@ Read = Callable[[Reading], tuple[float, ...]]
 class Signal:
     """`read` gives one number per column, higher for worse where that can be said; it raises Inapplicable where this
     request, plan or pair has no such number. `parts`: keys of costs.PARTS it needs, shared with other signals and paid
-    once. `integrity`: its columns tell a cache of other content from the right one, and get limits of their own.
+    once. `integrity`: its columns tell a cache of other content from the right one, and get limits of their own. `default`:
+    read unless a caller asks for others; what runs all of the sender or many rows of a head is not, for its cost.
     """
 
     columns: tuple[str, ...]
@@ -22,3 +23,4 @@ class Signal:
     parts: tuple[str, ...]
     about: str
     integrity: bool = False
+    default: bool = True

@@ -1,6 +1,6 @@
 """Entropy and margin of the next token, under the translated cache and as the sender sees it.
 
-Costs one receiver token with its head, and nine sender tokens (shared).
+Costs one receiver token with its head; the sender's view costs nine sender tokens (shared).
 """
 
 import torch
@@ -32,5 +32,6 @@ NEXT_TOKEN = Signal(
     "entropy and negated margin of the translated next-token distribution",
 )
 SENDER_NEXT = Signal(
-    ("sender_entropy", "sender_unsure"), _sender, ("sender_tail",), "the same of the sender's own distribution"
-)
+    ("sender_entropy", "sender_unsure"), _sender, ("sender_tail",), "the same of the sender's own distribution",
+    default=False,
+)  # fmt: skip

@@ -1,23 +1,17 @@
 """Is this cache of these tokens? The sender's layer 0, recomputed for sampled tokens, against the snapshot's.
 
 K and V of layer 0 depend on each token and its position alone, so any sample is checked exactly, whatever the rest of
-the cache holds. Costs one sender layer over the sampled tokens.
+the cache holds. Costs that layer's projections over the sampled tokens.
 """
-
-import math
-
-import torch
 
 from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
-from kvbridge.gates.signals.residuals import relative
+from kvbridge.gates.signals.residuals import worst
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
     rows, own = reading.sender_first
-    cached = reading.evidence.snapshot.layers[0]
-    worst = float(torch.cat([relative(cached[name][rows], own[name]) for name in own]).max())  # NaN stays NaN
-    return (math.log10(worst + 1e-6),)
+    return (worst(reading.evidence.snapshot.layers, rows, [own]),)
 
 
 SENDER_FIRST = Signal(

@@ -25,4 +25,5 @@ def _read(reading: Reading) -> tuple[float, ...]:
 TAIL_LOSS = Signal(
     ("receiver_loss", "sender_loss", "loss_gap"), _read, ("receiver_head", "sender_tail"),
     "nats per character of the known tail: receiver under the translated cache, sender, difference",
+    default=False,
 )  # fmt: skip

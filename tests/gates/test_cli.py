@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from kvbridge.cli import main
+from kvbridge.errors import DataError
 from kvbridge.gates.calibration import save_calibration
+from kvbridge.gates.signals import DEFAULT, SIGNALS
 from tests.gates.conftest import made_calibration
 
 SEEN = {"coverage": 0.5, "accepted": 10, "damaged": 1, "risk_ci": [0.01, 0.4]}
@@ -94,3 +96,26 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     assert body["gate_share"] == pytest.approx(body["gate_ms"] / body["prefill_ms"])
     assert body["tokens"] == 200
     assert "of a prefill measured" in kvbridge(*common)[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "signals"),
+    [
+        ((), DEFAULT),
+        (("--signals", "all"), tuple(SIGNALS)),
+        (("--signals", "length,sender_tail"), ("length", "sender_tail")),
+    ],
+)
+def test_which_signals_are_calibrated(kvbridge, pair, tmp_path, monkeypatch, given, signals):
+    asked = []
+
+    def refuse(bridge, samples, config, **_):
+        asked.append(config.signals)
+        raise DataError("seen")
+
+    monkeypatch.setattr("kvbridge.cli_run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.gates.calibrate.calibrate", refuse)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n\n".join(pair.texts))
+    kvbridge("gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new", *given, code=1)
+    assert asked == [signals]

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import kvbridge
 from kvbridge import RepairPlan
+from kvbridge.cost import prefill_flops
 from kvbridge.gates import reading as module
-from kvbridge.gates.costs import KNOWN, PARTS
+from kvbridge.gates.config import GateConfig
+from kvbridge.gates.costs import BUDGET, KNOWN, PARTS, SENDER_ROWS, Shape, early_layers
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.reading import Inapplicable, Reading, head
-from kvbridge.gates.signals import SIGNALS, parts_of
+from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.geometry import Stream
 from kvbridge.snapshot import build_cache
 from tests.gates.conftest import PLAN
 from tests.models import EXACT_KINDS, TEXT, tiny
@@ -54,7 +58,7 @@ def test_reading_twice_gives_the_same_and_modifies_nothing(pair, name):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("name", ["sender_first", "sender_tail"])
+@pytest.mark.parametrize("name", ["sender_first", "sender_early", "sender_tail"])
 def test_a_check_of_the_snapshot_against_itself_tells_another_document_at_once(pair, name):
     (right,) = read(Reading(pair.evidence(), pair.extras), name)
     (wrong,) = read(Reading(pair.evidence(*pair.wrong()), pair.extras), name)
@@ -62,11 +66,112 @@ def test_a_check_of_the_snapshot_against_itself_tells_another_document_at_once(p
     assert wrong > -1.5
 
 
+def test_one_foreign_row_at_the_far_front_moves_what_follows_from_it(pair):
+    """Neither that row nor its layer is among those compared: the next layer's K/V of the last tokens have seen it."""
+    other, _ = pair.wrong()
+    own = kvbridge.capture(pair.sender, pair.texts[0])
+    edited = [{n: t.clone() for n, t in x.items()} for x in own.layers]
+    for x, y in zip(edited, other.layers, strict=True):
+        for n in x:
+            x[n][6] = y[n][6]
+    wrong = Reading(pair.evidence(replace(own, layers=tuple(edited))), pair.extras)
+    right = Reading(pair.evidence(), pair.extras)
+    assert read(right, "sender_early")[0] < -5
+    assert read(wrong, "sender_early")[0] > read(right, "sender_early")[0] + 1.5
+    assert int(wrong.sender_early[0][0]) > 100, "the rows compared are the last ones"
+
+
+def test_the_rest_of_the_layers_is_for_the_whole_sender_to_see(pair):
+    """A first eighth of the right text under later layers of another: beyond `sender_early`, not beyond `sender_tail`."""
+    other, text = pair.wrong()
+    own = kvbridge.capture(pair.sender, text)
+    count = len(other)
+    head_of = [{n: t[:count] for n, t in x.items()} for x in own.layers]
+    mixed = replace(other, layers=(*head_of[:2], *other.layers[2:]))
+    reading = Reading(pair.evidence(mixed, text), pair.extras)
+    assert read(reading, "sender_early")[0] < -5
+    assert read(reading, "sender_tail")[0] > -1.5
+
+
+def test_early_layers_are_counted_as_they_run(pair):
+    """Against PyTorch's own count of matrix products and a count of attention by hand; norms are parameters, not products."""
+    evidence, sender = pair.evidence(), pair.sender.geometry
+    with FlopCounterMode(display=False) as counter:
+        first = Reading(evidence, pair.extras)
+        read(first, "sender_first")
+    assert first.spent["sender_first"] == counter.get_total_flops() == 2 * 48 * (64 + 32 + 32) * len(evidence.snapshot)
+    with FlopCounterMode(display=False) as counter:
+        early = Reading(evidence, pair.extras)
+        read(early, "sender_early")
+    attended = sum(i + 1 for i in range(len(evidence.ids) - KNOWN - 1, len(evidence.ids)))
+    products = counter.get_total_flops() + 4 * 4 * 16 * attended
+    assert early.spent["sender_early"] == pytest.approx(products, rel=0.005)
+    assert early_layers(sender) == 1
+    assert early_layers(replace(sender, layers=sender.layers * 8)) == 4
+    assert early_layers(replace(sender, layers=sender.layers[:1])) == 0
+    shape = replace(first.shape, tokens=2048)
+    assert PARTS["sender_first"](shape) == 2 * 48 * 128 * SENDER_ROWS
+    only = replace(shape, sender=replace(sender, layers=sender.layers[:1]))
+    assert PARTS["sender_early"](only) == 2 * 48 * 128 * (KNOWN + 1)
+
+
+def stream(heads, width):
+    return (Stream("k", heads, width, True), Stream("v", heads, width, False))
+
+
+def test_the_default_signals_cost_under_the_budget(pair):
+    """Counted, at 2,048 tokens of the third-party pair: SmolLM2-135M to Gemma-3-270M, as their configurations say."""
+    a, b = pair.sender.geometry, pair.receiver.geometry
+    smol = replace(
+        a, hidden_size=576, attention_heads=9, vocabulary=49152, layer_parameters=30 * 3_540_096,
+        layers=(replace(a.layers[0], streams=stream(3, 64)),) * 30,
+    )  # fmt: skip
+    local = replace(b.layers[0], kind="sliding", streams=stream(1, 256), window_tokens=512)
+    gemma = replace(
+        b, hidden_size=640, attention_heads=4, vocabulary=262144, layer_parameters=18 * 5_573_632,
+        layers=(*(local,) * 5, replace(local, kind="full", window_tokens=None)) * 3,
+    )  # fmt: skip
+    shape = Shape(smol, gemma, 2048, 1536 * 64, 2 * 1537 * 512, 2 * 257 * 1536)
+    dense = prefill_flops(gemma, 2048)
+    assert sum(PARTS[p](shape) for p in parts_of(DEFAULT)) < 0.6 * BUDGET * dense, "the rest is for what is not counted"
+    assert PARTS["sender_tail"](shape) > 9 / 2048 * dense
+    assert set(SIGNALS) - set(DEFAULT) == {"sender_tail", "tail_loss", "sender_next"}
+    assert GateConfig().signals == DEFAULT
+    assert not parts_of(DEFAULT) & {"sender_tail", "receiver_head"}
+
+
 @pytest.mark.parametrize("name", ["tail_residual", "first_layers"])
 def test_receiver_side_residuals_grow_with_another_document(pair, name):
     right = read(Reading(pair.evidence(), pair.extras), name)
     wrong = read(Reading(pair.evidence(*pair.wrong()), pair.extras), name)
     assert sum(wrong) > sum(right)
+
+
+def test_leverage_and_distance_from_the_definition(pair):
+    """Rows captured by hand; the centre is the corpus' own mean, so the mean of these very rows is at no distance."""
+    evidence = pair.evidence()
+    reading = Reading(evidence, pair.extras)
+    rows = reading.sampled()
+    leverage, outside, away, centre = [], [], [], {}
+    for stream, factor in pair.asset.factors.items():
+        sides = [evidence.snapshot.content(evidence.sender.rotation, evidence.alignment.index[rows], i)[stream] for i in factor.layers]  # fmt: skip
+        x = (torch.cat([side.flatten(1) for side in sides], 1).double() - factor.mean) / factor.scale
+        z = x @ factor.directions.double()
+        q = torch.linalg.qr(factor.directions.double()).Q
+        leverage.append(float(z.square().mean()))
+        outside.append(float((x - x @ q @ q.T).square().sum() / x.square().sum()))
+        away.append(float((z.mean(0) - pair.extras.centre[stream]).square().mean()) * len(rows))
+        centre[stream] = z.mean(0).float()
+    expected = math.log(sum(leverage) / 2 + 1e-6), sum(outside) / 2, math.log(sum(away) / 2 + 1e-6)
+    assert read(reading, "leverage") == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    at_home = read(Reading(evidence, replace(pair.extras, centre=centre)), "leverage")
+    assert at_home[2] == pytest.approx(math.log(1e-6), abs=0.1)
+
+
+def test_an_asset_without_a_factor_has_no_leverage(pair):
+    evidence = replace(pair.evidence(), asset=replace(pair.asset, factors={}))
+    with pytest.raises(Inapplicable, match="fit it again"):
+        read(Reading(evidence, pair.extras), "leverage")
 
 
 def test_leverage_grows_for_rows_of_no_corpus(pair):
@@ -127,6 +232,8 @@ def test_what_cannot_be_read_says_so(pair):
     holes = snapshot.select(torch.tensor([i for i in range(len(snapshot)) if i != 9]))
     with pytest.raises(Inapplicable, match="holes"):
         read(Reading(pair.evidence(holes), pair.extras), "sender_tail")
+    with pytest.raises(Inapplicable, match="holes"):
+        read(Reading(pair.evidence(holes), pair.extras), "sender_early")
 
 
 @torch.no_grad()
@@ -145,7 +252,7 @@ def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
     assert all(map(math.isfinite, read(short, "next_token")))
 
 
-@pytest.mark.parametrize(("name", "layer"), [("sender_first", 0), ("sender_tail", -1)])
+@pytest.mark.parametrize(("name", "layer"), [("sender_first", 0), ("sender_early", 1), ("sender_tail", -1)])
 def test_nan_in_a_cache_is_never_the_smaller_error(pair, name, layer):
     evidence = pair.evidence()
     layers = [dict(x) for x in evidence.snapshot.layers]
