@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, split_of
 from kvbridge.fitting.held_out import score_maps
+from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.memory import MemoryPlan, check_memory, control_features, plan_layout
 from kvbridge.fitting.moments import Moments
 from kvbridge.fitting.pairs import PairSource, Progress
@@ -22,6 +23,7 @@ from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.spill import spill
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
+from kvbridge.leverage import Factor
 from kvbridge.models import Model
 from kvbridge.translator import Translator
 
@@ -45,6 +47,8 @@ class Fit:
     alignment_exact_share: float
     fitted_on: tuple[str, ...] | None = None
     """Short names of the training and validation documents; None where there are too many to keep."""
+    factors: Mapping[str, Factor] = field(default_factory=dict)
+    """By stream, what leverage is measured in."""
 
 
 def fit(
@@ -93,6 +97,7 @@ def fit(
         with clock.part("solve"):
             maps = solve_maps(ours, theirs, moments["train"], moments["validation"], config)
             controls = solve_controls(ours, theirs, moments["train"], moments["validation"], config)
+            factors = solve_factors(moments["train"], maps.translator)
         del moments
         scores = score_maps(maps, controls.translator, source, clock)
     splits.rows.update(source.rows)
@@ -109,6 +114,7 @@ def fit(
         marks=(FORCED,) if maps.starved else (),
         alignment_exact_share=round(source.exact / max(1, source.covered), 6),
         fitted_on=splits.fitted_on(),
+        factors=factors,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,16 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from kvbridge.card import model_card
+from kvbridge.entries import (
+    MAX_TENSORS,
+    FactorEntry,
+    MapEntry,
+    check_tensors,
+    expected_shapes,
+    factor_names,
+    map_entries,
+    tensor_names,
+)
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import (
     check_safetensors_header,
@@ -24,17 +34,8 @@ from kvbridge.files import (
     verify_folder,
 )
 from kvbridge.geometry import KVGeometry, digest_json
-from kvbridge.manifest import (
-    CONTROLS_SCHEMA,
-    MAX_TENSORS,
-    Manifest,
-    MapEntry,
-    check_controls,
-    check_tensors,
-    expected_shapes,
-    map_entries,
-    tensor_names,
-)
+from kvbridge.leverage import Factor
+from kvbridge.manifest import CONTROLS_SCHEMA, Manifest, check_controls
 from kvbridge.translator import Block, GroupMap, Translator
 
 MANIFEST, WEIGHTS, CARD, CONTROLS = (
@@ -47,12 +48,14 @@ MANIFEST, WEIGHTS, CARD, CONTROLS = (
 
 @dataclass(frozen=True, eq=False)
 class Asset:
-    """A verified translator asset: the folder it was read from, its digest, its manifest and its translator."""
+    """A verified translator asset: the folder it was read from, its digest, its manifest, its translator, and by stream
+    what is usual among the rows that it was fitted on (nothing in assets older than that)."""
 
     path: Path
     digest: str
     manifest: Manifest
     translator: Translator
+    factors: Mapping[str, Factor] = field(default_factory=dict)
 
 
 def save_asset(fit: Any, path: str | Path) -> str:
@@ -64,9 +67,11 @@ def save_asset(fit: Any, path: str | Path) -> str:
     """
     path = Path(path)
     entries = map_entries(fit.translator)
-    binding = Manifest.of_fit(fit, entries, weights_bytes=0).binding
-    weights = save(_tensors(fit.translator), metadata={"kvbridge": binding})
-    manifest = Manifest.of_fit(fit, entries, weights_bytes=len(weights))
+    factors = {s: FactorEntry(f.layers, f.directions.shape[1]) for s, f in fit.factors.items()}
+    binding = Manifest.of_fit(fit, entries, factors, weights_bytes=0).binding
+    tensors = _tensors(fit.translator) | _factor_tensors(fit.factors)
+    weights = save(tensors, metadata={"kvbridge": binding})
+    manifest = Manifest.of_fit(fit, entries, factors, weights_bytes=len(weights))
     files = {MANIFEST: _json_bytes(manifest.body), WEIGHTS: weights, CARD: model_card(manifest).encode()}
     digest = folder_digest(files)
     controls: dict[str, bytes] = {}
@@ -98,21 +103,21 @@ def load_asset(path: str | Path) -> Asset:
     path = Path(path)
     digest = verify_folder(path, required=frozenset({MANIFEST, WEIGHTS, CARD}))
     manifest = Manifest.from_json(read_json(path / MANIFEST), str(path / MANIFEST))
-    translator = _read_maps(
-        path / WEIGHTS,
+    tensors = _read_tensors(path / WEIGHTS, manifest.shapes, manifest.binding, manifest.weights_bytes)
+    translator = _translator(
+        tensors,
         manifest.sender,
         manifest.receiver,
         manifest.family,
         manifest.receiver_features,
         manifest.maps,
-        manifest.binding,
-        manifest.weights_bytes,
+        str(path),
     )
     if translator.parameters != manifest.body["parameters"]:
         raise CorruptFile(
             f"{path}: {translator.parameters} parameters, the manifest says {manifest.body['parameters']}"
         )
-    return Asset(path, digest, manifest, translator)
+    return Asset(path, digest, manifest, translator, _factors(tensors, manifest.factors, str(path)))
 
 
 def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
@@ -121,10 +126,9 @@ def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
     verify_folder(path, required=frozenset({MANIFEST, CONTROLS}))
     body = read_json(path / MANIFEST)
     features, entries = check_controls(body, asset.digest, asset.manifest, str(path))
-    manifest, binding = asset.manifest, digest_json(body)
-    return _read_maps(
-        path / CONTROLS, manifest.sender, manifest.receiver, "token-only", features, entries, binding, None
-    )
+    sender, receiver = asset.manifest.sender, asset.manifest.receiver
+    tensors = _read_tensors(path / CONTROLS, expected_shapes(entries, sender, receiver), digest_json(body), None)
+    return _translator(tensors, sender, receiver, "token-only", features, entries, str(path))
 
 
 def controls_path(path: Path) -> Path:
@@ -141,20 +145,22 @@ def _tensors(translator: Translator) -> dict[str, Tensor]:
     return dict(sorted(found.items()))
 
 
-def _read_maps(
-    path: Path,
-    sender: KVGeometry,
-    receiver: KVGeometry,
-    family: str,
-    features: str,
-    entries: tuple[MapEntry, ...],
-    binding: str,
-    announced_bytes: int | None,
-) -> Translator:
+def _factor_tensors(factors: Mapping[str, Factor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for stream, factor in factors.items():
+        parts = factor.mean, factor.scale, factor.directions
+        found.update(zip(factor_names(stream), (t.detach().cpu().float().contiguous() for t in parts), strict=True))
+    return found
+
+
+def _read_tensors(
+    path: Path, shapes: dict[str, tuple[int, ...]], binding: str, announced_bytes: int | None
+) -> dict[str, Tensor]:
+    """The tensors of a weights file, exactly those of `shapes`, bound and finite."""
     header = check_safetensors_header(path, max_tensors=MAX_TENSORS, max_bytes=announced_bytes)
     if announced_bytes is not None and path.stat().st_size != announced_bytes:
         raise CorruptFile(f"{path}: {path.stat().st_size} bytes, the manifest says {announced_bytes}")
-    check_tensors(header, expected_shapes(entries, sender, receiver), str(path))
+    check_tensors(header, shapes, str(path))
     if header.metadata != {"kvbridge": binding}:
         raise CorruptFile(f"{path}: these weights are not of this manifest; fetch or fit it again")
     try:
@@ -164,6 +170,28 @@ def _read_maps(
     bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise CorruptFile(f"{path}: {bad[0]} holds NaN or infinity")
+    return tensors
+
+
+def _factors(tensors: Mapping[str, Tensor], entries: Mapping[str, FactorEntry], name: str) -> dict[str, Factor]:
+    found = {}
+    for stream, entry in entries.items():
+        mean, scale, directions = (tensors[tensor] for tensor in factor_names(stream))
+        if bool((scale <= 0).any()):
+            raise CorruptFile(f"{name}: expected scales above 0 in {factor_names(stream)[1]}; fetch or fit it again")
+        found[stream] = Factor(stream, entry.layers, mean, scale, directions)
+    return found
+
+
+def _translator(
+    tensors: Mapping[str, Tensor],
+    sender: KVGeometry,
+    receiver: KVGeometry,
+    family: str,
+    features: str,
+    entries: tuple[MapEntry, ...],
+    name: str,
+) -> Translator:
     maps = {}
     for entry in entries:
         groups = []
@@ -182,7 +210,7 @@ def _read_maps(
     try:
         return Translator(sender, receiver, family, features, maps)
     except UsageError as error:
-        raise CorruptFile(f"{path}: {error}") from error
+        raise CorruptFile(f"{name}: {error}") from error
 
 
 def _json_bytes(body: Mapping[str, Any]) -> bytes:

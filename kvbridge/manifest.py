@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from kvbridge.entries import FactorEntry, MapEntry, expected_shapes, factor_shapes, read_factors, read_maps
 from kvbridge.errors import CorruptFile, UnknownSchema
-from kvbridge.files import Header
 from kvbridge.geometry import KVGeometry, digest_json, short_name
 
 SCHEMA = "kvbridge.translator/1"
 CONTROLS_SCHEMA = "kvbridge.controls/1"
-MAX_TENSORS = 65_536
-FLOATS = ("F16", "BF16", "F32", "F64")
 MAX_NAMES = 1 << 18
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
@@ -26,39 +25,7 @@ _FIELDS = (
     "schema", "sender", "receiver", "family", "receiver_features", "config", "maps", "lambda", "jitter", "corpus_digest",
     "splits", "scores", "weights_bytes", "parameters", "licences", "marks", "alignment_exact_share",
 )  # fmt: skip
-_OPTIONAL = ("fitted_on",)
-
-
-@dataclass(frozen=True)
-class GroupEntry:
-    """One group of receiver heads and what it reads: blocks of (sender layer, stream, heads or None)."""
-
-    heads: tuple[int, ...]
-    blocks: tuple[tuple[int, str, tuple[int, ...] | None], ...]
-    features: bool
-
-
-@dataclass(frozen=True)
-class MapEntry:
-    """The groups of one receiver layer and stream."""
-
-    layer: int
-    stream: str
-    groups: tuple[GroupEntry, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        groups = [
-            {
-                "heads": list(g.heads),
-                "blocks": [
-                    [layer, stream, None if heads is None else list(heads)] for layer, stream, heads in g.blocks
-                ],
-                "features": g.features,
-            }
-            for g in self.groups
-        ]
-        return {"layer": self.layer, "stream": self.stream, "groups": groups}
+_OPTIONAL = ("fitted_on", "leverage")
 
 
 @dataclass(frozen=True)
@@ -69,6 +36,13 @@ class Manifest:
     sender: KVGeometry
     receiver: KVGeometry
     maps: tuple[MapEntry, ...]
+    factors: Mapping[str, FactorEntry] = field(default_factory=dict)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name → shape of everything that weights.safetensors must hold."""
+        maps = expected_shapes(self.maps, self.sender, self.receiver)
+        return maps | factor_shapes(self.factors, self.sender)
 
     @property
     def family(self) -> str:
@@ -106,7 +80,9 @@ class Manifest:
         return self.fitted_on is not None and short_name(document) in self.fitted_on
 
     @classmethod
-    def of_fit(cls, fit: Any, maps: tuple[MapEntry, ...], *, weights_bytes: int) -> Manifest:
+    def of_fit(
+        cls, fit: Any, maps: tuple[MapEntry, ...], factors: Mapping[str, FactorEntry], *, weights_bytes: int
+    ) -> Manifest:
         """The manifest of a finished fit; nothing in it depends on the time or the machine."""
         translator = fit.translator
         body = {
@@ -130,7 +106,9 @@ class Manifest:
         }
         if fit.fitted_on is not None:
             body["fitted_on"] = list(fit.fitted_on)
-        return cls(body, translator.sender, translator.receiver, maps)
+        if factors:
+            body["leverage"] = {stream: entry.to_json() for stream, entry in factors.items()}
+        return cls(body, translator.sender, translator.receiver, maps, factors)
 
     @classmethod
     def from_json(cls, body: Any, name: str) -> Manifest:
@@ -160,9 +138,9 @@ class Manifest:
             "jitter": dict,
             "alignment_exact_share": float,
         }
-        for field, kind in plain.items():
-            if type(body[field]) is not kind:
-                raise CorruptFile(f"{name}: {field} must be {kind.__name__}, found {body[field]!r:.80}")
+        for key, kind in plain.items():
+            if type(body[key]) is not kind:
+                raise CorruptFile(f"{name}: {key} must be {kind.__name__}, found {body[key]!r:.80}")
         texts = [*body["marks"], *(t for t in body["licences"].values() if t is not None)]
         if set(body["licences"]) != {"sender", "receiver"} or any(type(text) is not str for text in texts):
             raise CorruptFile(f"{name}: licences must be those of sender and receiver, and marks must be strings")
@@ -172,7 +150,7 @@ class Manifest:
         _check_scores(body["scores"], name)
         maps = read_maps(body["maps"], sender, receiver, name)
         _check_features(body["receiver_features"], maps, receiver, name)
-        return cls(body, sender, receiver, maps)
+        return cls(body, sender, receiver, maps, read_factors(body.get("leverage", {}), sender, name))
 
 
 def _check_names(names: Any, name: str) -> None:
@@ -231,116 +209,3 @@ def check_controls(body: Any, translator_digest: str, asset: Manifest, name: str
     if any(g.blocks for entry in maps for g in entry.groups):
         raise CorruptFile(f"{name}: a control that reads the sender is none")
     return features, maps
-
-
-def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> tuple[MapEntry, ...]:
-    """Typed maps out of JSON, every index within its geometry; raises CorruptFile."""
-    entries: list[MapEntry] = []
-    try:
-        for item in body:
-            groups = tuple(
-                GroupEntry(
-                    tuple(_index(h) for h in g["heads"]),
-                    tuple(
-                        (_index(a), _text(s), None if h is None else tuple(_index(x) for x in h))
-                        for a, s, h in g["blocks"]
-                    ),
-                    _flag(g["features"]),
-                )
-                for g in item["groups"]
-            )
-            entries.append(MapEntry(_index(item["layer"]), _text(item["stream"]), groups))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CorruptFile(f"{name}: malformed maps: {error}") from error
-    keys = [(e.layer, e.stream) for e in entries]
-    if len(set(keys)) != len(keys):
-        raise CorruptFile(f"{name}: a layer's map stands twice")
-    first = min((layer for layer, _ in keys), default=len(receiver.layers))
-    wanted = {(i, s.name) for i, layer in enumerate(receiver.layers) if i >= first for s in layer.streams}
-    if not keys or set(keys) != wanted:
-        raise CorruptFile(f"{name}: expected maps of every stream from some layer to the last")
-    for entry in entries:
-        _within(receiver, entry.layer, entry.stream, (), name)
-        count = receiver.layers[entry.layer].stream(entry.stream).heads
-        covered = sorted(h for g in entry.groups for h in g.heads)
-        if len(covered) != count or covered != list(range(count)):
-            raise CorruptFile(f"{name}: layer {entry.layer} {entry.stream}: every head must be in exactly one group")
-        for g in entry.groups:
-            for layer, stream, heads in g.blocks:
-                _within(sender, layer, stream, heads or (), name)
-    return tuple(entries)
-
-
-def _within(geometry: KVGeometry, layer: int, stream: str, heads: tuple[int, ...], name: str) -> None:
-    try:
-        most = geometry.layers[layer].stream(stream).heads
-    except (IndexError, KeyError):
-        raise CorruptFile(f"{name}: {geometry.model_id} has no layer {layer} with a stream {stream!r:.40}") from None
-    if any(h >= most for h in heads):
-        raise CorruptFile(f"{name}: layer {layer} {stream} has {most} heads, the manifest names {max(heads)}")
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"expected an index, found {value!r:.40}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"expected a string, found {value!r:.40}")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"expected true or false, found {value!r:.40}")
-    return value
-
-
-def map_entries(translator: Any) -> tuple[MapEntry, ...]:
-    """The maps of a translator as manifest entries, sorted."""
-    return tuple(
-        MapEntry(
-            layer,
-            stream,
-            tuple(
-                GroupEntry(g.heads, tuple((b.layer, b.stream, b.heads) for b in g.blocks), g.features) for g in groups
-            ),
-        )
-        for (layer, stream), groups in sorted(translator.maps.items())
-    )
-
-
-def tensor_names(layer: int, stream: str, group: int, groups: int) -> tuple[str, str]:
-    """Names of W and b: `target.{layer}.{k|v}.{W|b}`, with the group's number where there are several."""
-    stem = f"target.{layer}.{stream}" if groups == 1 else f"target.{layer}.{stream}.{group}"
-    return f"{stem}.W", f"{stem}.b"
-
-
-def expected_shapes(
-    entries: tuple[MapEntry, ...], sender: KVGeometry, receiver: KVGeometry
-) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape of everything that `entries` need: W `[inputs, heads·width]`, b `[heads·width]`."""
-    expected: dict[str, tuple[int, ...]] = {}
-    for entry in entries:
-        for index, group in enumerate(entry.groups):
-            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
-            inputs = receiver.hidden_size if group.features else 0
-            for layer, name, heads in group.blocks:
-                stream = sender.layers[layer].stream(name)
-                inputs += stream.features if heads is None else len(heads) * stream.width
-            outputs = len(group.heads) * receiver.layers[entry.layer].stream(entry.stream).width
-            expected[w], expected[b] = (inputs, outputs), (outputs,)
-    return expected
-
-
-def check_tensors(header: Header, expected: dict[str, tuple[int, ...]], name: str) -> None:
-    """Raises CorruptFile unless the header holds exactly the expected tensors, floating-point all of them."""
-    found = {tensor: shape for tensor, (_, shape, _) in header.tensors.items()}
-    if found != expected:
-        odd = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
-        raise CorruptFile(f"{name}: tensors do not match the manifest: {', '.join(k[:80] for k in odd[:4])}")
-    dtypes = {dtype for dtype, _, _ in header.tensors.values()}
-    if len(dtypes) != 1 or not dtypes <= set(FLOATS):
-        raise CorruptFile(f"{name}: expected weights of one floating-point dtype, found {', '.join(sorted(dtypes))}")

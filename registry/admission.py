@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kvbridge.entries import FACTOR, FLOATS, MAX_TENSORS, check_tensors, expected_shapes
 from kvbridge.errors import CorruptFile, Refused
 from kvbridge.files import MAX_JSON_BYTES, SUMS, Header, parse_json, parse_sums, read_safetensors_header
 from kvbridge.geometry import digest_json
-from kvbridge.manifest import FLOATS, MAX_TENSORS, Manifest, check_controls, check_tensors, expected_shapes
+from kvbridge.manifest import Manifest, check_controls
 from kvbridge.registry.kinds import KINDS, kind_of
 from kvbridge.registry.records import Record, record_of
 from kvbridge.registry.stream import Writer, copy_checked
@@ -111,8 +112,8 @@ def _check_weights(
     if manifest is not None:
         if size_bytes != manifest.weights_bytes:
             raise CorruptFile(f"{name}: {size_bytes} bytes, the manifest says {manifest.weights_bytes}")
-        check_tensors(header, expected_shapes(manifest.maps, manifest.sender, manifest.receiver), name)
-        numbers = sum(math.prod(shape) for _, shape, _ in header.tensors.values())
+        check_tensors(header, manifest.shapes, name)
+        numbers = sum(math.prod(shape) for t, (_, shape, _) in header.tensors.items() if not t.startswith(FACTOR))
         if numbers != manifest.body["parameters"]:
             raise CorruptFile(f"{name}: {numbers} parameters, the manifest says {manifest.body['parameters']}")
         binding = manifest.binding

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = [
-    "errors", "geometry", "files", "manifest", "card", "demo", "probe", "digests", "rope", "licence", "models", "align", "provenance",
-    "snapshot_file", "snapshot", "prefill", "features", "queries", "repair", "translator", "cost", "asset", "contract", "request",
+    "errors", "geometry", "files", "entries", "manifest", "card", "demo", "probe", "digests", "rope", "licence", "models", "align", "provenance",
+    "snapshot_file", "snapshot", "prefill", "features", "queries", "repair", "translator", "leverage", "cost", "asset", "contract", "request",
     "handoff", "bridge",
 ]  # fmt: skip
 BRANCHES = ("fitting", "gates", "registry")

@@ -18,6 +18,7 @@ from kvbridge.errors import CorruptFile, FileError
 from kvbridge.files import SUMS
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit
+from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.train import solve_controls, solve_maps
 from kvbridge.geometry import digest_json, digest_text
@@ -40,7 +41,7 @@ def made_fit(seed: int = 0, family: str = "full-head", features: str = "embeddin
         translator=maps.translator, controls=controls.translator, scores=Scores(r2, [0.9] * 3, 10, 2, {}), timings={},
         config=config, lambdas=maps.lambdas, jitter=maps.jitter, corpus_digest=digest_text("corpus"),
         splits={s: {"documents": 2, "rows": 20} for s in ("train", "validation", "test")}, marks=(),
-        alignment_exact_share=1.0,
+        alignment_exact_share=1.0, factors=solve_factors(data.train, maps.translator),
     )  # fmt: skip
 
 

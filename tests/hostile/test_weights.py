@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -90,6 +91,9 @@ BAD_WEIGHTS = {
     **{f"renamed {n!r:.40}": renamed(n) for n in ("target.0.k.w", "../../target.0.k.W", "/etc/passwd", "target.0.k.W\0", "target.0.\u212a.W", "TARGET.0.k.W", "", "target.00.k.W", "target.0.k.0.W", "x" * 100_000)},
     **{f"extra {n!r:.40}": extra(n) for n in ("../evil", "/abs", "nul\0", "target.0.k.W ", "target.3.k.W", "Target.0.k.W", "\u202etarget", "__metadata__2")},
     **{f"bias as {t}": other_dtype(t, s) for t, s in (("I32", 4), ("I64", 8), ("U8", 1), ("BOOL", 1), ("F16", 2), ("BF16", 2), ("F64", 8))},
+    **{f"factor {n} as {t}": tensor(f"leverage.k.{n}", dtype=t) for n in ("mean", "directions") for t in ("I32", "F8_E4M3", "", None)},
+    "factor in halves": tensor("leverage.k.mean", dtype="F16"),
+    "factor of fewer rows": tensor("leverage.v.directions", shape=[8, 32]),
     "overlapping tensors": tensor("target.0.v.b", data_offsets=[0, 32]),
     "100 000 tensors": lambda h, d: ({f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}, b""),
 }  # fmt: skip
@@ -130,3 +134,22 @@ def test_weights_that_are_not_finite(asset, value, at):
 
     forge_weights(asset, change)
     assert "NaN or infinity" in refused(asset)
+
+
+def poked(name, value):
+    """A change of a weights file: the first number of a tensor."""
+
+    def change(header, data):
+        start = header[name]["data_offsets"][0]
+        return header, data[:start] + struct.pack("<f", value) + data[start + 4 :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mean", float("nan")), ("directions", float("inf")), ("scale", float("nan")), ("scale", 0.0), ("scale", -1.0)],
+)
+def test_factors_that_would_make_any_row_usual(asset, name, value):
+    forge_weights(asset, poked(f"leverage.k.{name}", value))
+    assert name in refused(asset)

@@ -10,9 +10,10 @@ import numpy as np
 from safetensors.numpy import save
 
 from kvbridge.card import model_card
+from kvbridge.entries import GroupEntry, MapEntry, expected_shapes
 from kvbridge.files import publish_folder
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
-from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, GroupEntry, Manifest, MapEntry, expected_shapes
+from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, Manifest
 from kvbridge.registry.records import CALIBRATION_SCHEMA
 
 

@@ -7,9 +7,9 @@ import io
 import json
 from pathlib import Path
 
+from kvbridge.entries import MAX_TENSORS
 from kvbridge.errors import KVBridgeError
 from kvbridge.files import parse_json, parse_sums, read_safetensors_header
-from kvbridge.manifest import MAX_TENSORS, expected_shapes
 from kvbridge.registry.finite import FiniteScan
 from kvbridge.registry.records import record_of
 from kvbridge.registry.refs import Ref
@@ -23,7 +23,7 @@ def read_manifest(data: bytes) -> None:
     kind, data = (KINDS[data[0]], data[1:]) if data[:1] in (b"\0", b"\1", b"\2", b"\3") else ("translator", data)
     record, manifest = record_of(kind, "", 0, parse_json(data, "fuzz"), "fuzz")
     if manifest is not None:
-        expected_shapes(manifest.maps, manifest.sender, manifest.receiver)
+        _ = manifest.shapes
         manifest.binding.encode()
     json.dumps(record.to_json(), ensure_ascii=False).encode()
 
@@ -71,7 +71,7 @@ def seeds(folder: Path) -> None:
     found = [
         (0, files["manifest.json"]),
         (0, b"\1" + json.dumps(bound).encode()),
-        (0, b"\2" + json.dumps({"schema": "kvbridge.calibration/2", "translator": digest}).encode()),
+        (0, b"\2" + json.dumps({"schema": "kvbridge.calibration/3", "translator": digest}).encode()),
         (1, files["weights.safetensors"]),
         (1, (8 + 2).to_bytes(8, "little") + b"{}        "),
         (2, f"{digest}  manifest.json\n{digest}  weights.safetensors\n".encode()),
