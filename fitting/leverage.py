@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from scipy.linalg import eigh
 
 from kvbridge.fitting.moments import Moments
 from kvbridge.leverage import Factor
@@ -14,7 +15,8 @@ RANK = 64
 def solve_factors(train: Moments, translator: Translator) -> dict[str, Factor]:
     """By stream: the low-rank factor of the training rows that the last receiver layer's map reads, whole layers of them.
 
-    They were gathered together for that very map, so their second moments are exact. Modifies nothing.
+    They were gathered together for that very map, so their second moments are exact. Solved on the CPU, where only the
+    eigenvectors that are kept need be found. Modifies nothing.
     """
     last = max(translator.layers)
     found = {}
@@ -34,10 +36,11 @@ def factor_of(train: Moments, stream: str, layers: tuple[int, ...], target: tupl
     normal = train.normal([((layer, stream), None) for layer in layers], target)
     covariance = normal.xx / normal.n
     scale = covariance.diagonal().clamp_min(0).sqrt().clamp_min(1e-6)
-    values, vectors = torch.linalg.eigh(covariance / torch.outer(scale, scale))
-    rank = min(RANK, len(values))
-    top, directions = values[-rank:].clamp_min(1e-6), vectors[:, -rank:]
+    rank = min(RANK, len(scale))
+    correlation = (covariance / torch.outer(scale, scale)).cpu().numpy()
+    values, vectors = eigh(correlation, subset_by_index=[len(scale) - rank, len(scale) - 1])
+    directions = torch.from_numpy(vectors)
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
-    directions = directions * largest.sign() / top.sqrt()
+    directions = directions * largest.sign() / torch.from_numpy(values).clamp_min(1e-6).sqrt()
     small = [t.float().cpu().contiguous() for t in (normal.x_mean, scale, directions)]
     return Factor(stream, layers, *small)

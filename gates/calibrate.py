@@ -29,7 +29,8 @@ from kvbridge.repair import RepairPlan
 
 def gather(bridge: Bridge, samples: Iterable[Sample], plan: RepairPlan) -> Extras:
     """The statistics that signals need, from one pass over `samples`."""
-    gathering = Gathering(bridge.sender.geometry, bridge.receiver.geometry)
+    factors = {} if bridge.asset is None else bridge.asset.factors
+    gathering = Gathering(bridge.sender.geometry, bridge.receiver.geometry, factors)
     for seen in watch(bridge, samples, plan, outcomes=False):
         if seen.evidence is not None:
             reading = Reading(seen.evidence, Extras())

@@ -18,13 +18,14 @@ from torch import Tensor
 from kvbridge.asset import Asset
 from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
 from kvbridge.files import check_safetensors_header, publish_folder, read_json, verify_folder
-from kvbridge.gates.extras import RANK, Extras
+from kvbridge.gates.extras import Extras
 from kvbridge.gates.guarantee import Tested
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.score import Score
 from kvbridge.gates.sealed import SCHEMA, Calibration, Rung
 from kvbridge.gates.signals import SIGNALS
-from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.geometry import digest_json
+from kvbridge.manifest import Manifest
 from kvbridge.repair import RepairPlan
 
 BODY, TENSORS = "calibration.json", "gate.safetensors"
@@ -46,7 +47,7 @@ def save_calibration(calibration: Calibration, path: str | Path) -> str:
 
 
 def _tensors(extras: Extras) -> dict[str, Tensor]:
-    found = {"mean": extras.mean, "scale": extras.scale, "factor": extras.factor}
+    found = {f"centre.{stream}": t for stream, t in extras.centre.items()}
     found |= {f"half.{i}": w for i, w in enumerate(extras.halves)}
     found |= {f"residual.{layer}.k": t for layer, t in extras.residual_k.items()}
     found |= {f"residual.{layer}.v": t for layer, t in extras.residual_v.items()}
@@ -68,10 +69,10 @@ def load_calibration(path: str | Path, asset: Asset) -> Calibration:
         raise CorruptFile(f"{name}: this calibration is of another translator; calibrate {asset.path} again")
     try:
         plain = _plain(body, name)
-        layers = _layers(body["extras"], manifest.sender, manifest.receiver)
+        layers = _layers(body["extras"], manifest)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise CorruptFile(f"{name}: malformed: {repr(error)[:200]}") from error
-    extras = _read_extras(path / TENSORS, body, layers, manifest.sender, manifest.receiver)
+    extras = _read_extras(path / TENSORS, body, layers, manifest)
     return Calibration(**plain, extras=extras, digest=digest)
 
 
@@ -141,28 +142,26 @@ def _tested(body: Any, delta: float) -> Tested | None:
 
 
 def _layers(
-    body: Any, sender: KVGeometry, receiver: KVGeometry
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[int]]:
-    if set(body) != {"basis_layers", "half_layers", "targets", "residual"}:
+    body: Any, manifest: Manifest
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[int]]:
+    if set(body) != {"centre", "half_layers", "targets", "residual"}:
         raise ValueError("expected the layers of the statistics")
     index = lambda v, count: v if type(v) is int and 0 <= v < count else _fail(f"no layer {v!r:.40}")  # noqa: E731
-    ours, theirs = len(sender.layers), len(receiver.layers)
-    basis = tuple(index(i, ours) for i in _list(body["basis_layers"]))
+    ours, theirs = len(manifest.sender.layers), len(manifest.receiver.layers)
+    centre = tuple(_known(s, manifest.factors) for s in _list(body["centre"]))
     a, b = (tuple(index(i, ours) for i in _list(half)) for half in _list(body["half_layers"]))
     targets = tuple(index(i, theirs) for i in _list(body["targets"]))
     residual = [index(i, theirs) for i in _list(body["residual"])]
-    return basis, (a, b), targets, residual
+    return centre, (a, b), targets, residual
 
 
-def _read_extras(path: Path, body: dict[str, Any], layers: Any, sender: KVGeometry, receiver: KVGeometry) -> Extras:
-    basis, halves, targets, residual = layers
+def _read_extras(path: Path, body: dict[str, Any], layers: Any, manifest: Manifest) -> Extras:
+    centre, halves, targets, residual = layers
+    sender, receiver = manifest.sender, manifest.receiver
     width = lambda geometry, i, names: sum(geometry.layers[i].stream(n).features for n in names)  # noqa: E731
-    features = sum(width(sender, i, "kv") for i in basis)
     outputs = sum(width(receiver, i, "v") for i in targets)
     expected: dict[str, tuple[int, ...]] = {
-        "mean": (features,),
-        "scale": (features,),
-        "factor": (features, min(RANK, features)),
+        **{f"centre.{stream}": (manifest.factors[stream].rank,) for stream in centre},
         **{
             f"half.{n}": (sum(width(sender, i, "kv") for i in half) + 1, outputs)
             for n, half in enumerate(halves)
@@ -186,13 +185,13 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, sender: KVGeomet
     squares = [
         t for i in residual for t in (tensors[f"residual.{i}.v"], tensors[f"residual.{i}.k"].diagonal(dim1=1, dim2=2))
     ]
-    if bad or bool((tensors["scale"] <= 0).any()):
-        raise CorruptFile(f"{path}: {(bad or ['scale'])[0]} holds NaN, infinity or scales that are not above 0")
+    if bad:
+        raise CorruptFile(f"{path}: {bad[0]} holds NaN or infinity")
     if any(bool((t < 0).any()) for t in squares):
         raise CorruptFile(f"{path}: expected mean squares of residuals, found some below 0; calibrate again")
     both = tuple(tensors[n] for n in ("half.0", "half.1") if n in tensors)
     return Extras(
-        basis, tensors["mean"], tensors["scale"], tensors["factor"],
+        {stream: tensors[f"centre.{stream}"] for stream in centre},
         {i: tensors[f"residual.{i}.k"] for i in residual}, {i: tensors[f"residual.{i}.v"] for i in residual}, halves, targets, both,
     )  # fmt: skip
 

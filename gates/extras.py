@@ -1,4 +1,4 @@
-"""What signals need beside the models: statistics of sender rows and residuals, and two maps from disjoint layers.
+"""What signals need beside the models and the asset: the corpus' centre, residuals, and two maps from disjoint layers.
 
 `Gathering` is filled request by request (fp64), `Extras` is its frozen result and what a calibration stores.
 """
@@ -14,25 +14,23 @@ from torch import Tensor
 from kvbridge.bridge import Evidence
 from kvbridge.errors import DataError
 from kvbridge.geometry import KVGeometry
+from kvbridge.leverage import Factor
 from kvbridge.snapshot import LayerKV
 
-BASIS_LAYERS, RANK, HALF_LAYERS, HALF_TARGETS = 4, 64, 4, 2
+HALF_LAYERS, HALF_TARGETS = 4, 2
+ROWS = 128
 RIDGE = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
 class Extras:
-    """Fitted numbers, all fp32. `mean`, `scale` `[features]` of sender rows over `basis_layers`; `factor`
-    `[features, rank]` whitened principal directions of the standardised rows; `residual_k` layer →
-    second moment `[heads, width, width]` of keys as cached, translated minus the receiver's own; `residual_v` layer → mean
-    square `[heads]` of values, summed over the width; `halves`: W `[inputs + 1, outputs]` of two maps to the values of
-    `targets`, from `half_layers[0]` and `half_layers[1]`.
+    """Fitted numbers, all fp32. `centre`: stream → mean `[rank]` of the corpus' rows, whitened by the asset's factor of that
+    stream; `residual_k` layer → second moment `[heads, width, width]` of keys as cached, translated minus the receiver's own;
+    `residual_v` layer → mean square `[heads]` of values, summed over the width; `halves`: W `[inputs + 1, outputs]` of two
+    maps to the values of `targets`, from `half_layers[0]` and `half_layers[1]`.
     """
 
-    basis_layers: tuple[int, ...] = ()
-    mean: Tensor = field(default_factory=lambda: torch.zeros(0))
-    scale: Tensor = field(default_factory=lambda: torch.zeros(0))
-    factor: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    centre: Mapping[str, Tensor] = field(default_factory=dict)
     residual_k: Mapping[int, Tensor] = field(default_factory=dict)
     residual_v: Mapping[int, Tensor] = field(default_factory=dict)
     half_layers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -40,19 +38,9 @@ class Extras:
     halves: tuple[Tensor, ...] = ()
 
     @property
-    def basis_numbers(self) -> int:
-        """Multiply-adds of one row's projection."""
-        return self.factor.numel()
-
-    @property
     def halves_parameters(self) -> int:
         """Multiply-adds of one row through both maps."""
         return sum(w.numel() for w in self.halves)
-
-
-def basis_layers(sender: KVGeometry) -> tuple[int, ...]:
-    """Up to BASIS_LAYERS sender layers, evenly spread, the last one among them."""
-    return _spread(list(range(len(sender.layers))), BASIS_LAYERS)
 
 
 def half_layers(sender: KVGeometry) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -67,19 +55,20 @@ def _spread(layers: list[int], count: int) -> tuple[int, ...]:
     return tuple(layers[round((i + 1) * (len(layers) - 1) / count)] for i in range(count))
 
 
-def basis_rows(content: Mapping[int, LayerKV], layers: tuple[int, ...]) -> Tensor:
+def rows_of(content: Mapping[int, LayerKV], layers: tuple[int, ...]) -> Tensor:
     """Sender rows side by side, `[n, features]`."""
     return torch.cat([content[i][name].flatten(1) for i in layers for name in ("k", "v")], dim=1)
 
 
 class Gathering:
-    """Second moments of sender rows and of residuals, and the normal equations of both halves; `solve` gives Extras."""
+    """Centres of whitened sender rows, second moments of residuals, and the normal equations of both halves; `solve` gives
+    Extras. Rows of training texts are not among these: residuals there are smaller than on new text."""
 
-    def __init__(self, sender: KVGeometry, receiver: KVGeometry) -> None:
-        self.layers, self.half_layers = basis_layers(sender), half_layers(sender)
+    def __init__(self, sender: KVGeometry, receiver: KVGeometry, factors: Mapping[str, Factor]) -> None:
+        self.factors, self.half_layers = factors, half_layers(sender)
         self.targets = tuple(range(max(0, len(receiver.layers) - HALF_TARGETS), len(receiver.layers)))
         self.rows = 0
-        self._sum = self._squares = torch.zeros(0)
+        self._centre = {s: torch.zeros(f.directions.shape[1], dtype=torch.float64) for s, f in factors.items()}
         self._normal: list[tuple[Tensor, Tensor]] = []
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
@@ -87,20 +76,17 @@ class Gathering:
     def update(self, evidence: Evidence, native: list[LayerKV], rows: Tensor) -> None:
         """Adds one request: translated receiver tokens `rows` `[n]` of the prompt, `native[layer][stream]` the receiver's
         own cache of it. Nothing given is modified."""
-        wanted = sorted({*self.layers, *self.half_layers[0], *self.half_layers[1]})
+        wanted = {*self.half_layers[0], *self.half_layers[1], *(i for f in self.factors.values() for i in f.layers)}
         index = evidence.alignment.index[rows]
-        content = {i: evidence.snapshot.content(evidence.sender.rotation, index, i) for i in wanted}
-        x = basis_rows(content, self.layers).double()
-        if not self.rows:
-            self._sum, self._squares = torch.zeros_like(x[0]), torch.zeros((x.shape[1],) * 2, dtype=torch.float64)
-        self._sum += x.sum(0)
-        self._squares += x.T @ x
-        self.rows += len(x)
+        content = {i: evidence.snapshot.content(evidence.sender.rotation, index, i) for i in sorted(wanted)}
+        for stream, factor in self.factors.items():
+            self._centre[stream] += factor.whitened(factor.standardised(content)).double().sum(0)
+        self.rows += len(rows)
         y = torch.cat([native[i]["v"][rows].flatten(1) for i in self.targets], dim=1).double()
         for number, layers in enumerate(self.half_layers):
             if not layers:
                 continue
-            inputs = torch.cat((basis_rows(content, layers).double(), torch.ones((len(x), 1), dtype=torch.float64)), 1)
+            inputs = torch.cat((rows_of(content, layers).double(), torch.ones((len(rows), 1), dtype=torch.float64)), 1)
             products = inputs.T @ inputs, inputs.T @ y
             if number == len(self._normal):
                 self._normal.append(products)
@@ -115,14 +101,8 @@ class Gathering:
 
     def solve(self) -> Extras:
         """Raises DataError with too few rows."""
-        if self.rows < 2 * RANK:
-            raise DataError(f"expected at least {2 * RANK} sampled tokens for the gate's statistics, found {self.rows}")
-        mean = self._sum / self.rows
-        covariance = self._squares / self.rows - torch.outer(mean, mean)
-        scale = covariance.diagonal().clamp_min(0).sqrt().clamp_min(1e-6)
-        values, vectors = torch.linalg.eigh(covariance / torch.outer(scale, scale))
-        rank = min(RANK, len(values))
-        top = values[-rank:].clamp_min(1e-6)
+        if self.rows < ROWS:
+            raise DataError(f"expected at least {ROWS} sampled tokens for the gate's statistics, found {self.rows}")
         halves = []
         for gram, cross in self._normal:
             damping = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
@@ -130,7 +110,7 @@ class Gathering:
             halves.append(torch.linalg.solve(gram + damping, cross).float())
         both = len(halves) == 2
         return Extras(
-            self.layers, mean.float(), scale.float(), (vectors[:, -rank:] / top.sqrt()).float().contiguous(),
+            {stream: (total / self.rows).float() for stream, total in self._centre.items()},
             {layer: (total / self.rows).float() for layer, total in self._keys.items()},
             {layer: (total / self.rows).float() for layer, total in self._values.items()},
             self.half_layers if both else ((), ()), self.targets if both else (), tuple(halves) if both else (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from kvbridge.bridge import Evidence
 from kvbridge.features import early_kv, noted
 from kvbridge.gates.costs import FEW, KNOWN, PARTS, SAMPLED, SENDER_ROWS, Shape, early_layers
 from kvbridge.gates.extras import Extras
+from kvbridge.leverage import Factor
 from kvbridge.models import Model
 from kvbridge.prefill import run_decoder
 from kvbridge.snapshot import LayerKV, build_cache
@@ -52,7 +54,7 @@ class Reading:
         """What the costs of this request depend on."""
         e = self.evidence
         return Shape(
-            e.sender.geometry, e.receiver.geometry, len(e.ids), self.extras.basis_numbers,
+            e.sender.geometry, e.receiver.geometry, len(e.ids), factor_numbers(self.factors),
             self.extras.halves_parameters, first_parameters(self.translator, e.exact_layers),
         )  # fmt: skip
 
@@ -62,6 +64,11 @@ class Reading:
         if self.evidence.asset is None:
             raise Inapplicable("the translator is no asset")
         return self.evidence.asset.translator
+
+    @property
+    def factors(self) -> Mapping[str, Factor]:
+        """By stream, what is usual among the rows that the translator was fitted on; nothing where it is no asset."""
+        return {} if self.evidence.asset is None else self.evidence.asset.factors
 
     def sampled(self, count: int = SAMPLED) -> Tensor:
         """Up to `count` covered receiver tokens after the sinks, evenly spaced, `[n]`."""
@@ -176,6 +183,11 @@ def head(model: Model, states: Tensor) -> Tensor:
     logits = logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
     return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
+
+
+def factor_numbers(factors: Mapping[str, Factor]) -> int:
+    """Multiply-adds of one row's projections onto all factors."""
+    return sum(factor.directions.numel() for factor in factors.values())
 
 
 def first_parameters(translator: Translator, exact_layers: int) -> int:

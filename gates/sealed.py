@@ -11,7 +11,7 @@ from kvbridge.gates.score import Score
 from kvbridge.geometry import short_name
 from kvbridge.repair import RepairPlan
 
-SCHEMA = "kvbridge.calibration/2"
+SCHEMA = "kvbridge.calibration/3"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Calibration:
             "needed": self.needed, "counts": self.counts, "report": self.report, "corpus_digest": self.corpus_digest,
             "documents": sorted(self.documents),
             "extras": {
-                "basis_layers": list(self.extras.basis_layers),
+                "centre": sorted(self.extras.centre),
                 "half_layers": [list(x) for x in self.extras.half_layers],
                 "targets": list(self.extras.targets),
                 "residual": list(self.extras.residual_k),

@@ -11,7 +11,7 @@ from kvbridge.cost import prefill_flops
 from kvbridge.gates.config import PARTS as GATE_PARTS
 from kvbridge.gates.costs import PARTS, Shape
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.reading import first_parameters
+from kvbridge.gates.reading import factor_numbers, first_parameters
 from kvbridge.gates.sealed import Calibration
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.timing import Timing
@@ -31,7 +31,7 @@ def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
     """Counted FLOPs of each part of the gate's work over a prefill of TOKENS tokens."""
     manifest = asset.manifest
     shape = Shape(
-        manifest.sender, manifest.receiver, TOKENS, found.extras.basis_numbers, found.extras.halves_parameters,
+        manifest.sender, manifest.receiver, TOKENS, factor_numbers(asset.factors), found.extras.halves_parameters,
         first_parameters(asset.translator, max(1, found.rungs[0].plan.layers)),
     )  # fmt: skip
     dense = prefill_flops(manifest.receiver, TOKENS)

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from kvbridge.gates.extras import basis_rows
+from kvbridge.gates.extras import rows_of
 from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.signals.base import Signal
 
@@ -21,7 +21,7 @@ def _read(reading: Reading) -> tuple[float, ...]:
     content = {i: reading.content(rows, i) for layers in extras.half_layers for i in layers}
     ones = torch.ones((len(rows), 1))
     a, b = (
-        torch.cat((basis_rows(content, layers).cpu(), ones), 1) @ w
+        torch.cat((rows_of(content, layers).cpu(), ones), 1) @ w
         for layers, w in zip(extras.half_layers, extras.halves, strict=True)
     )
     apart = (a - b).norm(dim=1) / (0.5 * (a.norm(dim=1) + b.norm(dim=1))).clamp_min(1e-6)

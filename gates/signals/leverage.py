@@ -1,30 +1,29 @@
-"""How unusual the sender's rows are: leverage in the low-rank factor, what lies outside it, distance to the corpus.
+"""How unusual the sender's rows are: leverage in the fit's low-rank factor, what lies outside it, distance to the corpus.
 
-Costs one projection of sampled rows onto the factor.
+The factor is of the rows that the maps were fitted on, the corpus is the calibration's. Costs one projection of sampled rows.
 """
 
 import math
 
-from kvbridge.gates.extras import basis_rows
 from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.signals.base import Signal
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
-    extras = reading.extras
-    if not len(extras.mean):
-        raise Inapplicable("no statistics of sender rows were fitted")
+    factors, centre = reading.factors, reading.extras.centre
+    if not factors or set(centre) != set(factors):
+        raise Inapplicable("the asset has no factor of the rows it was fitted on; fit it again")
     reading.spend("basis")
     rows = reading.sampled()
-    content = {i: reading.content(rows, i) for i in extras.basis_layers}
-    x = (basis_rows(content, extras.basis_layers).cpu() - extras.mean) / extras.scale
-    z = x @ extras.factor
-    energy = float(x.square().sum())
-    directions = extras.factor / extras.factor.norm(dim=0)
-    outside = max(0.0, 1.0 - float((x @ directions).square().sum()) / max(energy, 1e-12))
-    leverage = float(z.square().mean())
-    distance = float(z.mean(0).square().mean()) * len(z)
-    return math.log(leverage + 1e-6), outside, math.log(distance + 1e-6)
+    leverage, outside, distance = [], [], []
+    for stream, factor in factors.items():
+        x = factor.standardised({i: reading.content(rows, i) for i in factor.layers})
+        z = factor.whitened(x)
+        leverage.append(float(z.square().mean()))
+        outside.append(factor.outside(x))
+        distance.append(float((z.mean(0) - centre[stream]).square().mean()) * len(z))
+    count = len(factors)
+    return math.log(sum(leverage) / count + 1e-6), sum(outside) / count, math.log(sum(distance) / count + 1e-6)
 
 
 LEVERAGE = Signal(

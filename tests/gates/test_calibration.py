@@ -24,7 +24,7 @@ def test_round_trip_and_same_bytes(pair, saved, tmp_path):
     assert (again / TENSORS).read_bytes() == (folder / TENSORS).read_bytes()
     assert save_calibration(loaded, folder) == loaded.digest
     assert loaded.body() == made_calibration(pair).body()
-    assert torch.equal(loaded.extras.factor, pair.extras.factor)
+    assert torch.equal(loaded.extras.centre["k"], pair.extras.centre["k"])
     assert loaded.rungs[0].score(dict.fromkeys(loaded.rungs[0].score.columns, 1.0)) == 0.5
     with pytest.raises(AlreadyExists):
         save_calibration(replace(loaded, alpha=0.03), folder)
@@ -115,7 +115,9 @@ FORGED = {
     "documents as text": put("documents", "0123456789abcdef"),
     "document by its name": put("documents", ["d0"]),
     "document as number": put("documents", [5]),
-    "basis layer outside": put("extras", "basis_layers", [99]),
+    "centre of another stream": put("extras", "centre", ["latent"]),
+    "centre of no list": put("extras", "centre", "k"),
+    "a centre missing": put("extras", "centre", ["v"]),
     "three halves": put("extras", "half_layers", [[0], [1], [2]]),
     "residual stream": put("extras", "residual", ["q"]),
     "layers negative": put("extras", "targets", [-1]),
@@ -156,7 +158,7 @@ def test_another_schema_and_swapped_tensors(pair, saved, tmp_path):
     folder, _ = saved
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    forge(copy, put("schema", "kvbridge.calibration/3"))
+    forge(copy, put("schema", "kvbridge.calibration/2"))
     with pytest.raises(UnknownSchema):
         load_calibration(copy, pair.asset)
     forge(folder, put("delta", 0.06), bind=False)
@@ -166,18 +168,17 @@ def test_another_schema_and_swapped_tensors(pair, saved, tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_none(pair, tmp_path, value):
-    mean = pair.extras.mean.clone()
-    mean[0] = value
-    save_calibration(made_calibration(pair, extras=replace(pair.extras, mean=mean)), tmp_path / "g")
-    with pytest.raises(CorruptFile, match="mean"):
+    centre = {stream: t.clone() for stream, t in pair.extras.centre.items()}
+    centre["v"][0] = value
+    save_calibration(made_calibration(pair, extras=replace(pair.extras, centre=centre)), tmp_path / "g")
+    with pytest.raises(CorruptFile, match=r"centre\.v"):
         load_calibration(tmp_path / "g", pair.asset)
 
 
 def test_wrong_shape(pair, tmp_path):
-    save_calibration(
-        made_calibration(pair, extras=replace(pair.extras, factor=pair.extras.factor[:, :3])), tmp_path / "g"
-    )
-    with pytest.raises(CorruptFile, match="factor"):
+    centre = {**pair.extras.centre, "k": pair.extras.centre["k"][:3]}
+    save_calibration(made_calibration(pair, extras=replace(pair.extras, centre=centre)), tmp_path / "g")
+    with pytest.raises(CorruptFile, match=r"centre\.k"):
         load_calibration(tmp_path / "g", pair.asset)
 
 
