@@ -116,10 +116,16 @@ def raw_sender(prompt: Prompt, tail: int) -> Start:
 
 
 def gated(prompt: Prompt) -> Start:
-    """Translated behind the gate: a refusal is a prefill, with what the attempt cost on top."""
-    if prompt.setup.gated is None:
+    """Translated behind the gate: a refusal is a prefill, with what all attempts cost on top. A gate calibrated for several
+    repair plans climbs them as its thresholds expect."""
+    setup, snapshot = prompt.setup, prompt.snapshot
+    if setup.gated is None:
         raise EvalError("the condition gated needs a gate")
-    return _handed(prompt, prompt.setup.gated, prompt.snapshot, prompt.setup.plan.tail)
+    if setup.ladder is None:
+        return _handed(prompt, setup.gated, snapshot, setup.plan.tail)
+    watch = Stopwatch(setup.receiver)
+    handoff, rung = setup.ladder.climb(snapshot, prompt.item.prompt)
+    return _went_on(prompt, handoff, watch, tail=rung.plan.tail)
 
 
 Condition = Callable[[Prompt], Start]
@@ -166,19 +172,28 @@ def _prefill(model: Model, ids: Tensor, *, share: float, sinks: int = 0, tail_fr
 
 @torch.no_grad()
 def _handed(prompt: Prompt, bridge: Bridge, snapshot: KVSnapshot, tail: int) -> Start:
-    receiver = prompt.setup.receiver
     plan = replace(prompt.setup.plan, tail=tail)
-    watch = Stopwatch(receiver)
-    handoff: Handoff = bridge.handoff(snapshot, prompt.item.prompt, repair=plan)
-    cache = handoff.cache
-    logits = forward(receiver, handoff.remaining_ids, cache, handoff.cached, keep=1)[0, -1].float()
-    ms = watch.ms() + _spared(bridge)
+    watch = Stopwatch(prompt.setup.receiver)
+    handoff = bridge.handoff(snapshot, prompt.item.prompt, repair=plan)
     decision = handoff.decision
     if not decision.accepted and bridge.gate is None and decision.reason != "too_short":
         raise EvalError(f"{prompt.item.id}: {decision}")
+    found = _went_on(prompt, handoff, watch)
+    found.ttft_ms += _spared(bridge)
+    return found
+
+
+@torch.no_grad()
+def _went_on(prompt: Prompt, handoff: Handoff, watch: Stopwatch, *, tail: int | None = None) -> Start:
+    """The receiver after a handoff, its first logits computed; `watch` runs since the handoff began."""
+    receiver, cache, decision = prompt.setup.receiver, handoff.cache, handoff.decision
+    logits = forward(receiver, handoff.remaining_ids, cache, handoff.cached, keep=1)[0, -1].float()
     spent = decision.predicted_flops or 0
     share = spent / prompt.prefill_flops + (0.0 if decision.accepted else 1.0)
-    return Start(receiver, logits, cache, len(prompt.ids), ms, share, decision.verdict, decision.score, decision.reason)
+    return Start(
+        receiver, logits, cache, len(prompt.ids), watch.ms(), share, decision.verdict, decision.score, decision.reason,
+        tail=tail,
+    )  # fmt: skip
 
 
 def _spared(bridge: Bridge) -> float:

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvbridge.eval.plans import is_subject, ordered, parsed
+from kvbridge.eval.plans import OWN_TAIL, is_subject, ordered, parsed
 
 Summary = Mapping[str, Any]
 
@@ -56,6 +56,8 @@ METRICS = (
 
 def label(condition: str) -> str:
     """A condition in words."""
+    if condition.endswith(OWN_TAIL):
+        return f"{label(condition.removesuffix(OWN_TAIL))}, each at its own tail"
     route, tail = parsed(condition) or (condition, 1)
     if route == "tail_only" and tail > 1:
         return f"Tail {tail} only"
@@ -142,7 +144,20 @@ def gate_words(summary: Summary) -> list[str]:
         said = ", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in found["verdicts"].items())
         why = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in found.get("reasons", {}).items())
         lines.append(f"Gate, {TASKS.get(task, task)}: {said}" + (f" ({why})" if why else ""))
+        if ended := rungs(found):
+            lines.append(f"Repair ladder, {TASKS.get(task, task)}: {', '.join(ended)}")
     return lines
+
+
+def rungs(gate: Mapping[str, Any]) -> list[str]:
+    """Where requests ended on a ladder, a rung each; nothing where all ended on one tail."""
+    tails = gate.get("tails") or {}
+    if len(tails) < 2:
+        return []
+    return [
+        f"{c['n']} ended at tail {tail}, {c['accepted']} of them accepted"
+        for tail, c in sorted(tails.items(), key=lambda x: int(x[0]))
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
 """Names of conditions: a route to the receiver's cache × how many of the last tokens the receiver recomputes.
 
 A route at tail 1 bears its own name, at another tail `<route>_tail<n>` (`tail_only<n>` for tail_only). Two conditions are
-compared like with like when both stand at the same tail.
+compared like with like when both stand at the same tail; where requests ended on several tails (a gate's repair ladder),
+each with the same request's row at its own tail.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvbridge.errors import EvalError
 
 TAILS = (1, 32)
+OWN_TAIL = "_own_tail"
 ROUTES = ("translated", "wrong_document", "token_only", "tail_only", "raw_sender")
 CONTROLS = ("token_only", "wrong_document", "tail_only")
 """Routes that a translation must beat at its own tail."""
@@ -49,19 +51,26 @@ def is_subject(name: str) -> bool:
     return name == "gated" or (route is not None and route[0] == "translated")
 
 
-def against(name: str, tail: int) -> tuple[str, ...]:
-    """What the condition `name` at `tail` is compared with, like with like: controls of the same tail, the sender's raw
-    cache, for `gated` the same translation without the gate, at tail 1 also no context."""
-    same = tuple(named(route, tail) for route in CONTROLS)
-    gate = (named("translated", tail),) if name == "gated" else ()
-    return (*gate, *same, *(("no_context",) if tail == 1 else ()), named("raw_sender", tail))
+def paired(route: str, tails: Sequence[int]) -> str:
+    """`route` beside requests that ended on `tails`: the condition at that tail; with several tails a name for each
+    request's row at its own tail, which no run computes but `Table.of` puts together."""
+    return named(route, tails[0]) if len(tails) == 1 else route + OWN_TAIL
 
 
-def with_references(names: Iterable[str], tail: int) -> tuple[str, ...]:
+def against(name: str, *tails: int) -> tuple[str, ...]:
+    """What the condition `name`, whose rows stand at `tails`, is compared with, like with like: controls of the same tail,
+    the sender's raw cache, for `gated` the same translation without the gate, at tail 1 also no context."""
+    same = tuple(paired(route, tails) for route in CONTROLS)
+    gate = (paired("translated", tails),) if name == "gated" else ()
+    return (*gate, *same, *(("no_context",) if tails == (1,) else ()), paired("raw_sender", tails))
+
+
+def with_references(names: Iterable[str], *tails: int) -> tuple[str, ...]:
     """`names`, and where `gated` is among them what its risk over coverage is counted from: native, and the same
-    translation ungated."""
+    translation ungated at every one of `tails`, on which requests may end."""
     names = tuple(names)
-    return tuple(dict.fromkeys((*names, *(("native", named("translated", tail)) if "gated" in names else ()))))
+    ungated = (named("translated", tail) for tail in tails)
+    return tuple(dict.fromkeys((*names, *(("native", *ungated) if "gated" in names else ()))))
 
 
 def ordered(names: Iterable[str]) -> list[str]:

@@ -109,6 +109,7 @@ def render_html(
             tasks=display.TASKS,
             role=display.role,
             predictor=display.predictor,
+            rungs=display.rungs,
             metrics=display.columns(summary),
             names=ordered(summary["conditions"]),
             ordered=ordered,

@@ -127,7 +127,8 @@ def pair_digest(setup: Setup) -> str:
     """Digest of both models, the translator, its controls, the repair and the gate: rows of different ones never mix."""
     asset = setup.bridge.asset
     translator = asset.digest if asset is not None else None
-    plan = [setup.plan.sinks, setup.plan.tail, setup.plan.layers, list(setup.plan.tokens)]
+    plans = [[p.sinks, p.tail, p.layers, list(p.tokens)] for p in setup.plans]
+    plan = plans[0] if len(plans) == 1 else plans
     models = [setup.sender.geometry.digest, setup.receiver.geometry.digest]
     return digest_json([*models, translator, setup.controls_digest, plan, gate_name(setup)])
 
@@ -154,6 +155,7 @@ def pair_meta(setup: Setup) -> dict[str, Any]:
         "translator_digest": asset.digest if asset is not None else None,
         "controls_digest": setup.controls_digest,
         "gate": gate_name(setup),
+        **({} if setup.ladder is None else {"gate_tails": list(setup.tails)}),
     }
 
 
@@ -193,7 +195,7 @@ def item_rows(setup: Setup, job: Job) -> list[Row]:
                 conversation=item.conversation,
                 task=item.task,
                 condition=name,
-                tail=setup.tail(name),
+                tail=setup.tail(name) if start.tail is None else start.tail,
                 loss=scored.loss,
                 tokens=scored.tokens,
                 characters=scored.characters,

@@ -18,7 +18,8 @@ from kvbridge.probe import cache_argument
 class Start:
     """State after a prompt: `logits` `[vocabulary]` fp32 for the next token, a cache that covers the prompt, the next
     position, and what it cost: milliseconds to these logits and FLOPs as a share of the receiver's prefill. `scored` keeps
-    what a task made of it, for conditions that share a start."""
+    what a task made of it, for conditions that share a start. `tail`: how many of the last tokens were recomputed, where the
+    condition does not say it (None elsewhere)."""
 
     model: Model
     logits: Tensor
@@ -30,6 +31,7 @@ class Start:
     score: float | None = None
     reason: str = ""
     scored: Any = None
+    tail: int | None = None
 
     @torch.no_grad()
     def follow(self, ids: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 from kvbridge.errors import EvalError
 from kvbridge.eval import statistics
 from kvbridge.eval.bootstrap import Interval
-from kvbridge.eval.plans import named, ordered
+from kvbridge.eval.plans import ordered, paired
 from kvbridge.eval.routing import call_curve, risk_coverage
 from kvbridge.eval.rows import TASKS, Row
 from kvbridge.eval.statistics import Refused
@@ -205,13 +205,13 @@ def cascading(table: Table, name: str) -> dict[str, Any] | None:
 
 def gate_arrays(table: Table) -> tuple[list[float], list[float], list[str]] | None:
     """Per item the translated cache's loss and the gate's risk score, with the items; None without scored
-    gated rows, or without the same translation (gated's tail) run ungated.
+    gated rows, or without the same translation (at the tail that the request ended on) run ungated.
 
     A request that the gate turned away before scoring it (too short, say) counts as the riskiest of all. The loss is an
     answer lost (native right, translated wrong) or, without answers, KL(native ‖ translated)
     in nats.
     """
-    gated, ungated = table.cells.get("gated", {}), named("translated", table.tail("gated"))
+    gated, ungated = table.cells.get("gated", {}), paired("translated", table.tails("gated"))
     if all(row.score is None for row in gated.values()):
         return None
     field = "correct" if metric_of(table) == "correct" else "kl"
@@ -236,7 +236,7 @@ def gate(table: Table) -> dict[str, Any] | None:
         "n": len(decided), "aurc": None, "excess_aurc": None,
         "verdicts": dict(sorted(Counter(row.verdict for row in decided if row.verdict).items())),
         "reasons": dict(sorted(Counter(row.reason for row in decided if row.reason).items())),
-        "apgr": None, "cpt_50": None, "cpt_80": None,
+        "apgr": None, "cpt_50": None, "cpt_80": None, "tails": _ended(decided),
     }  # fmt: skip
     if (arrays := gate_arrays(table)) is None:
         return result
@@ -244,12 +244,22 @@ def gate(table: Table) -> dict[str, Any] | None:
     curve = risk_coverage(lost, score)
     result |= {"n": len(items), "aurc": number(curve.aurc), "excess_aurc": number(curve.excess)}
     if metric_of(table) == "correct":
-        ungated = named("translated", table.tail("gated"))
+        ungated = paired("translated", table.tails("gated"))
         weak, strong = (table.column(name, "correct", items) for name in (ungated, "native"))
         calls = call_curve(weak, strong, score)
         found = {"apgr": calls.apgr(), "cpt_50": calls.cpt(0.5), "cpt_80": calls.cpt(0.8)}
         result |= {key: None if isinstance(value, Refused) else number(value) for key, value in found.items()}
     return result
+
+
+def _ended(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """Per tail how many requests ended there and how many of them were accepted; rows of older runs do not say."""
+    known = [row for row in rows if row.tail is not None]
+    return {
+        str(tail): {"n": len(some), "accepted": sum(row.verdict != "discard" for row in some)}
+        for tail in sorted({row.tail for row in known if row.tail is not None})
+        if (some := [row for row in known if row.tail == tail])
+    }
 
 
 def counts(rows: Sequence[Row]) -> dict[str, Any]:

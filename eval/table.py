@@ -16,7 +16,7 @@ from scipy import stats
 from kvbridge.errors import EvalError
 from kvbridge.eval import statistics
 from kvbridge.eval.bootstrap import Floats, Interval, ratio_interval
-from kvbridge.eval.plans import parsed
+from kvbridge.eval.plans import ROUTES, named, paired, parsed
 from kvbridge.eval.rows import Row
 from kvbridge.eval.statistics import Refused
 
@@ -26,7 +26,10 @@ FOREIGN_TOKENIZER = ("sender",)
 
 @dataclass(frozen=True)
 class Table:
-    """The usable rows of one task by condition and item; `Table.of` sorts, so their order changes nothing."""
+    """The usable rows of one task by condition and item; `Table.of` sorts, so their order changes nothing.
+
+    Where gated requests ended on several tails, `<route>_own_tail` holds for each of them the row of the route at its tail.
+    """
 
     task: str
     cells: dict[str, dict[str, Row]]
@@ -36,7 +39,14 @@ class Table:
         cells: dict[str, dict[str, Row]] = {}
         for row in sorted((r for r in rows if r.task == task and r.status == "ok"), key=lambda r: r.key):
             cells.setdefault(row.condition, {})[row.item] = row
-        return cls(task, cells)
+        table = cls(task, cells)
+        if len(tails := table.tails("gated")) > 1:
+            ended = cells["gated"]
+            for route in ROUTES:
+                at = {item: cells.get(named(route, row.tail or 1), {}).get(item) for item, row in ended.items()}
+                if found := {item: row for item, row in at.items() if row is not None}:
+                    cells[paired(route, tails)] = found
+        return table
 
     def items(self, conditions: Sequence[str], field: str) -> list[str]:
         """Items, sorted, for which every one of `conditions` has a value of `field`."""
@@ -48,10 +58,11 @@ class Table:
         """`field` of `condition` at `items`: `[items]`."""
         return np.array([getattr(self.cells[condition][item], field) for item in items], dtype=np.float64)
 
-    def tail(self, condition: str) -> int:
-        """Tail of the recomputed tokens of `condition`: as its rows say, else as its name does (rows of older runs)."""
-        known = next((r.tail for r in self.cells.get(condition, {}).values() if r.tail is not None), None)
-        return known or (parsed(condition) or ("", 1))[1]
+    def tails(self, condition: str) -> tuple[int, ...]:
+        """How many of the last tokens the rows of `condition` had recomputed, ascending: one number but behind a ladder. As
+        the rows say, else as the name does (rows of older runs)."""
+        known = {r.tail for r in self.cells.get(condition, {}).values() if r.tail is not None}
+        return tuple(sorted(known)) or ((parsed(condition) or ("", 1))[1],)
 
     def documents(self, condition: str, items: Sequence[str]) -> list[str]:
         return [self.cells[condition][item].document for item in items]

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvbridge.eval import statistics
 from kvbridge.eval.bootstrap import Interval
-from kvbridge.eval.plans import CONTROLS, against, is_subject, named, ordered
+from kvbridge.eval.plans import CONTROLS, against, is_subject, ordered, paired
 from kvbridge.eval.statistics import Refused
 from kvbridge.eval.table import Table, bounds, number
 
@@ -111,21 +111,21 @@ def all_contrasts(tables: Mapping[str, Table]) -> tuple[list[Contrast], list[tup
     found, not_run = [], []
     for task, table in tables.items():
         for condition in subjects(table):
-            tail = table.tail(condition)
-            for other in against(condition, tail):
+            tails = table.tails(condition)
+            for other in against(condition, *tails):
                 if (made := contrast(table, condition, other)) is not None:
                     found.append(made)
-                elif other in _needed(condition, tail):
+                elif other in _needed(condition, tails):
                     not_run.append((task, condition, other))
         over_sender = (contrast(table, condition, "sender") for condition in (*subjects(table), "native"))
         found += [made for made in over_sender if made is not None]
     return found, not_run
 
 
-def _needed(condition: str, tail: int) -> list[str]:
+def _needed(condition: str, tails: tuple[int, ...]) -> list[str]:
     """Comparisons without which a condition's figures say little."""
-    gate = [named("translated", tail)] if condition == "gated" else []
-    return [*gate, *(named(route, tail) for route in CONTROLS)]
+    gate = [paired("translated", tails)] if condition == "gated" else []
+    return [*gate, *(paired(route, tails) for route in CONTROLS)]
 
 
 def judge(tables: Mapping[str, Table], rules: Rules = DEFAULT_RULES) -> Verdict:

@@ -226,13 +226,19 @@ class Ladder:
 
     def handoff(self, snapshot: KVSnapshot, text: str, *, tenant: str = "") -> Handoff:
         """The handoff of the rung that the request ends on, else the last refusal; its decision counts FLOPs and milliseconds of all attempts."""
+        return self.climb(snapshot, text, tenant=tenant)[0]
+
+    def climb(self, snapshot: KVSnapshot, text: str, *, tenant: str = "") -> tuple[Handoff, Rung]:
+        """The same, with the rung that the request ended on."""
         bridge = self._bridges.setdefault(tenant, self._make(tenant))
         dense = prefill_flops(self.receiver.geometry, len(self.receiver.encode(text)))
         spent, spent_ms, last = 0, 0.0, 0
         handoff: Handoff | None = None
+        ended = self.calibration.rungs[0]
         for rung in self.calibration.rungs:
             if handoff is not None and spent + last >= dense:
                 break
+            ended = rung
             handoff = bridge.handoff(snapshot, text, repair=rung.plan)
             decision = handoff.decision
             last = decision.predicted_flops or 0
@@ -244,4 +250,4 @@ class Ladder:
                 break
         assert handoff is not None
         total = replace(handoff.decision, predicted_flops=spent or None, predicted_ms=spent_ms or None)
-        return replace(handoff, decision=total)
+        return replace(handoff, decision=total), ended

@@ -35,6 +35,7 @@ from kvbridge.eval.screen import screen
 from kvbridge.eval.screen_data import SEQUENCES, screen_data
 from kvbridge.eval.screen_data import Data as ScreenData
 from kvbridge.eval.screening import screening_table
+from kvbridge.eval.setup import check_alike, plans_of
 from kvbridge.eval.tasks import TASKS
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, read_documents
@@ -162,7 +163,7 @@ def run_eval(
             f"expected conditions of {', '.join(CONDITIONS)} and tasks of {', '.join(TASKS)}, found {', '.join(unknown)}"
         )
     if conditions is not None:
-        conditions = with_references(conditions, (plan or RepairPlan()).tail)
+        conditions = with_references(conditions, *(p.tail for p in plans_of(gate, plan)))
     sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
     known = known_to(asset, gate)
@@ -196,7 +197,8 @@ def known_to(asset: Asset, gate: Gate | None) -> Callable[[str], str | None]:
 
 
 def gate_for(asset: Asset, given: str | None) -> tuple[Gate, RepairPlan | None]:
-    """A gate that looks at nothing, or the calibration in the folder `given` (default: ASSET.gate) with its repair plan."""
+    """A gate that looks at nothing, or the calibration in the folder `given` (default: ASSET.gate) with its first repair plan.
+    Raises EvalError for a ladder whose plans differ in more than their tail."""
     if given in FIXED_GATES:
         return FIXED_GATES[given], None
     where = Path(given) if given is not None else asset.path.with_name(asset.path.name + ".gate")
@@ -205,6 +207,7 @@ def gate_for(asset: Asset, given: str | None) -> tuple[Gate, RepairPlan | None]:
             f"no calibration stands at {where}: run kvbridge gate calibrate, or give --gate {', '.join(FIXED_GATES)} or a folder"
         )
     found = load_calibration(where, asset)
+    check_alike([rung.plan for rung in found.rungs])
     return CalibratedGate(found), found.rungs[0].plan
 
 

@@ -95,7 +95,7 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
 
 def test_a_gate_is_not_judged_on_the_documents_it_was_made_of_alone(demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     gate = CalibratedGate(None)
-    monkeypatch.setattr(gate, "calibration", SimpleNamespace(knows=lambda document: True, digest="d"))
+    monkeypatch.setattr(gate, "calibration", SimpleNamespace(knows=lambda document: True, digest="d", rungs=()))
     monkeypatch.setattr("kvbridge.cli_run.gate_for", lambda asset, given: (gate, RepairPlan()))
     with pytest.raises(UsageError, match="every document"):
         run(demo_asset, tmp_path, "some", ("gated",))
