@@ -54,6 +54,14 @@ def one_token(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -
     return replace(request.snapshot, layers=tuple(layers))
 
 
+def late_layers(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+    """The first quarter of the layers right, the others another document's: a transfer of layer buffers that stopped."""
+    del rng, sender
+    count, right = len(request.snapshot), max(1, len(donor.layers) // 4)
+    late = tuple({n: t[:count] for n, t in x.items()} for x in donor.layers[right:])
+    return replace(request.snapshot, layers=(*request.snapshot.layers[:right], *late))
+
+
 def truncated(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
     """The last quarter's rows are zeros: a buffer that was not filled to its end."""
     del donor, rng, sender
@@ -101,6 +109,7 @@ ATTACKS: dict[str, Wrong] = {
     "shuffled": shuffled,
     "half_wrong": half_wrong,
     "one_token": one_token,
+    "late_layers": late_layers,
     "noise_2%": noisy(0.02),
     "noise_20%": noisy(0.2),
 }

@@ -17,10 +17,11 @@ from kvbridge.gates.config import GateConfig
 from kvbridge.gates.items import Attempt, Item
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.outcomes import Outcome
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
 from kvbridge.geometry import KVGeometry
 
-SENDER_SIDE = ("sender_first", "sender_tail", "tail_loss", "sender_next")
+SENDER_SIDE = ("sender_first", "sender_early", "sender_tail", "tail_loss", "sender_next")
+COLUMNS = frozenset(c for s in SIGNALS.values() for c in s.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,8 @@ class Pool:
 
     @classmethod
     def read(cls, folder: Path) -> Pool:
-        """Every line of both files; a torn last one is left out. Raises DataError where there is none."""
+        """Every line of both files; a torn last one is left out. Raises DataError where there is none, or where they were
+        collected with other signals than there are."""
         cases: dict[str, list[dict[str, Any]]] = {}
         for path in (folder / name for name in PARTS if (folder / name).exists()):
             for line in path.read_bytes().rpartition(b"\n")[0].splitlines():
@@ -40,6 +42,11 @@ class Pool:
                     cases.setdefault(row["case"], []).append(row)
         if "right" not in cases:
             raise DataError(f"{folder}: expected lines of kvbridge.eval.gate_pool, found none; collect first")
+        first = next((row["signals"] for row in cases["right"] if "signals" in row), None)
+        if first is not None and (odd := COLUMNS ^ first.keys()):
+            raise DataError(
+                f"{folder}: expected lines with today's signals, found others ({', '.join(sorted(odd))}); collect again"
+            )
         return cls(cases, receiver_geometry(folder))
 
     @property
@@ -48,13 +55,13 @@ class Pool:
         return [kind for kind, _ in Counter(row["kind"] for row in self.cases["right"]).most_common()]
 
     def items(self, label: str, tau: float | None, kinds: Sequence[str] | None = None) -> list[Item]:
-        """The pool's requests under one label."""
+        """The pool's requests under one label; they cost what the default signals do."""
         found = []
         for row in self.cases["right"]:
             if (kinds is None or row["kind"] in kinds) and "signals" in row:
                 damaged = damage(row, label, tau)
                 if damaged is not None:
-                    cost = row["handoff_flops"] + sum(row["gate_flops"].values())
+                    cost = row["handoff_flops"] + gate_flops(row)
                     found.append(Item(row["id"], row["document"], row["tokens"], (Attempt(row["signals"], damaged, cost),)))  # fmt: skip
         return found
 
@@ -63,6 +70,12 @@ class Pool:
         rows = [r for r in self.cases["right"] if r.get("outcome") and kind in (None, r["kind"])]
         found = [r["outcome"][name] for r in rows if r["outcome"][name] is not None]
         return float(f"{np.quantile(found, share):.2g}") if found else None
+
+
+def gate_flops(row: dict[str, Any], signals: Sequence[str] = DEFAULT) -> int:
+    """What these signals cost of one line; all were read, and what several share is counted once."""
+    parts = parts_of(signals)
+    return sum(flops for part, flops in row["gate_flops"].items() if part in parts)
 
 
 def damage(row: dict[str, Any], label: str, tau: float | None) -> bool | None:
@@ -78,6 +91,6 @@ def documents_split(items: Sequence[Item], share: float, seed: int) -> tuple[lis
     return [i for i in items if i.document in chosen], [i for i in items if i.document not in chosen]
 
 
-def config_of(label: str, signals: Sequence[str] = tuple(SIGNALS)) -> GateConfig:
-    """One rung, all signals."""
+def config_of(label: str, signals: Sequence[str] = DEFAULT) -> GateConfig:
+    """One rung, the default signals."""
     return GateConfig(label=label, plans=(PLAN,), signals=tuple(signals))

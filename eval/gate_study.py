@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvbridge.cost import prefill_flops
 from kvbridge.errors import DataError, KVBridgeError
-from kvbridge.eval.gate_lines import SENDER_SIDE, Pool, config_of, damage, documents_split
+from kvbridge.eval.gate_lines import SENDER_SIDE, Pool, config_of, damage, documents_split, gate_flops
 from kvbridge.eval.gate_pool import PLAN, RUNG
 from kvbridge.eval.gate_recalibrate import recalibrations
 from kvbridge.eval.gate_wrong import columns_on_wrong, wrong_caches
@@ -29,7 +29,7 @@ from kvbridge.gates.evaluate import auroc, detection, net_saving
 from kvbridge.gates.guarantee import interval
 from kvbridge.gates.items import Attempt, Item, counts_at, routed, scores_of
 from kvbridge.gates.levels import fit_rungs, hold, stop_of, thresholds_of, whole
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import DEFAULT, SIGNALS
 
 Case = tuple[str, float | None, str | None]
 EVERYWHERE: tuple[Case, ...] = (
@@ -67,7 +67,8 @@ def _auroc_where_given(values: Sequence[float], damaged: NDArray[np.bool_]) -> f
 
 
 def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
-    """AUROC per column, of the score on documents that did not fit it, and AURC beside baselines."""
+    """AUROC per column; of the default signals' score on documents that did not fit it, and AURC beside baselines; AUROC of
+    a score without the sender's and of one of all signals."""
     learn, rest = documents_split(items, 0.5, 99)
     damaged = np.array([i.attempts[0].damaged for i in rest])
     columns = {c: [(i.attempts[0].columns or {})[c] for i in rest] for s in SIGNALS.values() for c in s.columns}
@@ -77,13 +78,14 @@ def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
         signals, rungs, _ = fit_rungs(learn, config_of(label))
     except DataError as error:
         return {**found, "score": None, "why": str(error)}
-    rest = whole(rest, signals)
     raw = rungs[0].score
-    score = np.array([raw(i.attempts[0].columns) if i.attempts[0].columns else 1.0 for i in rest])
+    score = np.array([raw(c) if (c := i.attempts[0].columns) else 1.0 for i in whole(rest, signals)])
     found["score"] = auroc(score, damaged)
-    quiet = tuple(s for s in SIGNALS if s not in SENDER_SIDE)
-    _, bare, _ = fit_rungs(learn, config_of(label, quiet))
-    found["score_without_sender"] = auroc([bare[0].score(i.attempts[0].columns) if i.attempts[0].columns else 1.0 for i in rest], damaged)  # fmt: skip
+    others = {"score_without_sender": tuple(s for s in DEFAULT if s not in SENDER_SIDE), "score_of_all": tuple(SIGNALS)}
+    for name, wanted in others.items():
+        used, (rung,), _ = fit_rungs(learn, config_of(label, wanted))
+        seen = [i.attempts[0].columns for i in whole(rest, used)]
+        found[name] = auroc([rung.score(c) if c else 1.0 for c in seen], damaged)
     losses = damaged.astype(float)
     rng = np.random.default_rng(0)
     found["aurc"] = {
@@ -151,7 +153,7 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
             Attempt(r.get("signals"), bool(damage(r, label, tau)) if "signals" in r else False) for r in (row, other)
         )
         items.append(Item(row["id"], row["document"], row["tokens"], attempts))
-        spent = row["handoff_flops"] + sum(row["gate_flops"].values())
+        spent = row["handoff_flops"] + gate_flops(row)
         affordable.append(2 * spent < prefill_flops(pool.receiver, row["tokens"]))
     learn, rest = documents_split(items, 0.5, 11)
     found: dict[str, Any] = {"n": len(rest), "second_rung_affordable": float(np.mean(affordable)) if items else None}
@@ -171,12 +173,14 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
 
 
 def savings(pool: Pool) -> dict[str, float]:
-    """Mean shares of a prefill: handoff and gate."""
+    """Mean shares of a prefill: handoff, the default signals, and all signals."""
     rows = [r for r in pool.cases["right"] if "signals" in r]
+    flops = {
+        "handoff": [r["handoff_flops"] for r in rows], "gate": [gate_flops(r) for r in rows],
+        "gate_of_all": [gate_flops(r, tuple(SIGNALS)) for r in rows],
+    }  # fmt: skip
     dense = np.array([prefill_flops(pool.receiver, r["tokens"]) for r in rows], dtype=float)
-    handoff = np.array([r["handoff_flops"] for r in rows]) / dense
-    gate = np.array([sum(r["gate_flops"].values()) for r in rows]) / dense
-    return {"handoff": float(handoff.mean()), "gate": float(gate.mean())}
+    return {name: float((np.array(values) / dense).mean()) for name, values in flops.items()}
 
 
 def study(folder: Path) -> dict[str, Any]:

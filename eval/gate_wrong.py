@@ -11,7 +11,7 @@ from kvbridge.eval.gate_lines import SENDER_SIDE, Pool, config_of, documents_spl
 from kvbridge.gates.evaluate import auroc
 from kvbridge.gates.guarantee import upper_bound
 from kvbridge.gates.levels import fit_rungs
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import DEFAULT, SIGNALS
 
 
 def wrong_caches(pool: Pool) -> dict[str, Any]:
@@ -21,8 +21,9 @@ def wrong_caches(pool: Pool) -> dict[str, Any]:
     held = {i.document for i in rest}
     found: dict[str, Any] = {}
     sets = {
+        "default signals": DEFAULT,
         "all signals": tuple(SIGNALS),
-        "without the sender model": tuple(s for s in SIGNALS if s not in SENDER_SIDE),
+        "without the sender model": tuple(s for s in DEFAULT if s not in SENDER_SIDE),
         "tail residual alone": ("tail_residual", "length"),
         "first layers alone": ("first_layers", "length"),
         "leverage alone": ("leverage", "length"),

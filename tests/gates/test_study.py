@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
+from random import Random
 
 import numpy as np
 import pytest
+import torch
 
+import kvbridge
+from kvbridge.cost import prefill_flops
 from kvbridge.errors import DataError, UsageError
 from kvbridge.eval import gate_pool, gate_study, gate_tables
 from kvbridge.eval.gate_attacks import ATTACKS
 from kvbridge.eval.gate_lines import Pool
 from kvbridge.eval.gate_pool import bind, collect
 from kvbridge.eval.gate_source import Source, data_source, demo_documents, demo_pool, prompts
+from kvbridge.eval.gate_wrong import wrong_caches
 from kvbridge.gates.calibrate import gather
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.costs import PARTS
+from kvbridge.gates.outcomes import Outcome
+from kvbridge.gates.passing import requests_of
+from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
 from tests.models import random_texts
 
 PLAN = gate_pool.PLAN
@@ -96,7 +105,7 @@ def study_body():
     runs = lambda coverage: {"request": {"n": 300, "calibrated": 1.0, "coverage": coverage, "violations": 4, "violation_ci": [0.004, 0.03]}, "document": {"n": 300, "violations": 20, "violation_ci": [0.04, 0.1]}, "net_saving": -0.4}  # noqa: E731  # fmt: skip
     return {
         "requests": 9, "documents": 3, "tokens": [10, 20, 30, 40, 50], "contract_refused": 0,
-        "shares": {"handoff": 0.85, "gate": 0.2},
+        "shares": {"handoff": 0.85, "gate": 0.2, "gate_of_all": 0.5},
         "labels": {
             "next_token": {"n": 6, "damaged": 0.3, "recalibrations": {"0.1/0.05": runs(0.4), "0.05/0.05": runs(0.1)}},
             "lost_answer": {"n": 3, "damaged": 0.9, "recalibrations": {"0.1/0.05": runs(0.0)}},
@@ -123,6 +132,7 @@ def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, 
     assert "lost_answer (90 % damaged)" in first[0]
     assert "next_token" not in first[0]
     assert "α = 10 %" in first[2]
+    assert "the default signals 20 % and all signals 50 %" in text
     assert "kept" in text
     assert "old" not in text
     gate_tables.main()
@@ -133,6 +143,72 @@ def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, 
     assert ended.value.code == 1
     assert "other: headline" in capsys.readouterr().err
     assert page.read_text() == text
+
+
+def test_a_transfer_that_stopped_leaves_the_first_quarter_right(source):
+    request = next(iter(requests_of(source.pool[0], source.bridge.sender, source.bridge.receiver, native=False)))
+    donor = kvbridge.capture(source.bridge.sender, source.donors[0][1])
+    found = ATTACKS["late_layers"](request, donor, Random(0), source.bridge.sender)
+    count = len(request.snapshot)
+    assert all(torch.equal(found.layers[0][n], request.snapshot.layers[0][n]) for n in ("k", "v"))
+    for layer in range(1, 4):
+        assert all(torch.equal(found.layers[layer][n], donor.layers[layer][n][:count]) for n in ("k", "v"))
+
+
+def made_pool(pair, **wrong):
+    """300 requests of which only the receiver's tail loss tells the damaged ones; wrong caches whose column is high."""
+    rng = np.random.default_rng(0)
+    columns = [c for s in SIGNALS.values() for c in s.columns]
+    flops = dict.fromkeys(PARTS, 10)
+    rows = []
+    for i in range(300):
+        signals = dict(zip(columns, rng.normal(size=len(columns)), strict=True))
+        outcome = asdict(
+            Outcome(flip=signals["receiver_loss"] > 0.5, diverges=4, kl=max(0.0, signals["receiver_loss"]))
+        )
+        rows.append({
+            "id": str(i), "document": str(i // 3), "kind": "text", "case": "right", "tokens": 64, "signals": signals,
+            "handoff_flops": 7, "gate_flops": flops, "outcome": outcome,
+        })  # fmt: skip
+    cases = {"right": rows}
+    for case, column in wrong.items():
+        cases[case] = [{**r, "case": case, "signals": {**r["signals"], column: 99.0}} for r in rows]
+    return Pool(cases, pair.receiver.geometry)
+
+
+def test_users_get_the_default_signals_and_a_study_is_of_these(pair):
+    pool = made_pool(pair)
+    items = pool.items("kl", 0.5)
+    assert items[0].attempts[0].flops == 7 + 10 * len(parts_of(DEFAULT)) < 7 + 10 * len(PARTS)
+    found = gate_study.separation(items, "kl")
+    assert 0.3 < found["score"] < 0.7
+    assert found["score_of_all"] > 0.9
+    assert found["score_without_sender"] is not None
+    dense = prefill_flops(pair.receiver.geometry, 64)
+    assert gate_study.savings(pool) == pytest.approx(
+        {"handoff": 7 / dense, "gate": 10 * len(parts_of(DEFAULT)) / dense, "gate_of_all": 10 * len(PARTS) / dense}
+    )
+
+
+def test_wrong_caches_by_who_sees_them(pair):
+    wrong = {"wrong_document": "sender_early", "late_layers": "sender_tail", "shuffled": "tail_k_low"}
+    found = wrong_caches(made_pool(pair, **wrong))
+    passed = {name: {case: one["passed"] for case, one in body["cases"].items()} for name, body in found.items()}
+    most = found["default signals"]["of"] * 0.8
+    assert next(iter(found)) == "default signals"
+    assert passed["all signals"] == dict.fromkeys(wrong, 0)
+    assert passed["default signals"]["wrong_document"] == passed["default signals"]["shuffled"] == 0
+    assert passed["default signals"]["late_layers"] > most
+    assert passed["without the sender model"]["wrong_document"] > most
+    assert passed["without the sender model"]["shuffled"] == 0
+    assert not {"sender_early", "sender_first"} & set(found["without the sender model"]["signals"])
+
+
+def test_lines_of_other_signals_are_refused(folder, tmp_path):
+    (tmp_path / gate_pool.ABOUT).write_bytes((folder / gate_pool.ABOUT).read_bytes())
+    (tmp_path / "pool.jsonl").write_text((folder / "pool.jsonl").read_text().replace('"sender_early"', '"sender_soon"'))
+    with pytest.raises(DataError, match=r"sender_early, sender_soon\); collect again"):
+        Pool.read(tmp_path)
 
 
 def test_a_study_of_too_few_requests_is_refused_in_one_line(folder, monkeypatch, capsys):
