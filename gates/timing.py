@@ -15,10 +15,11 @@ from kvbridge.bridge import Bridge, Evidence
 from kvbridge.cost import Speed, prefill_flops
 from kvbridge.errors import DataError, UsageError
 from kvbridge.features import first_layers
+from kvbridge.gates.costs import BUDGET
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.passing import Watching
 from kvbridge.gates.reading import Inapplicable, Reading
-from kvbridge.gates.signals import SIGNALS, parts_of
+from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
 from kvbridge.models import Model
 from kvbridge.prefill import capture
 from kvbridge.repair import RepairPlan, recompute
@@ -27,7 +28,8 @@ from kvbridge.repair import RepairPlan, recompute
 @dataclass(frozen=True)
 class Timing:
     """Medians in milliseconds over `repeats` turns, and FLOPs of the same work. `signals_ms` by signal in their order:
-    whoever comes first pays for a part that several share; `gate_ms` is of all of them in one turn."""
+    whoever comes first pays for a part that several share; `gate_ms` is of all of them in one turn, `default_ms` of those
+    of the default set, read without the others."""
 
     tokens: int
     repeats: int
@@ -41,6 +43,13 @@ class Timing:
     prefill_flops: int
     handoff_parts: dict[str, int]
     gate_flops: int
+    default_ms: float
+    default_flops: int
+
+    @property
+    def default_share(self) -> float:
+        """Signals of the default set over prefill, in measured time."""
+        return self.default_ms / self.prefill_ms
 
     @property
     def gate_share(self) -> float:
@@ -64,7 +73,7 @@ class Timing:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {**vars(self), "gate_share": self.gate_share, "gate_flops_share": self.gate_flops_share,
-                "flops_per_ms": self.speed.to_json()}  # fmt: skip
+                "default_share": self.default_share, "budget": BUDGET, "flops_per_ms": self.speed.to_json()}  # fmt: skip
 
 
 @torch.no_grad()
@@ -79,8 +88,9 @@ def measure(
     part = _cut(text, receiver, sender, tokens)
     ids, snapshot = receiver.encode(part).ids, capture(sender, part)
     translator = bridge.asset if bridge.asset is not None else bridge.translator
-    took: dict[str, list[float]] = {"prefill": [], "handoff": [], "first": [], "repair": [], "gate": []}
+    took: dict[str, list[float]] = {"prefill": [], "handoff": [], "first": [], "repair": [], "gate": [], "default": []}
     each: dict[str, list[float]] = {name: [] for name in signals}
+    usual = [name for name in signals if name in DEFAULT]
     reading: Reading | None = None
     for turn in range(repeats + 1):
         gate = Watching()
@@ -100,7 +110,10 @@ def measure(
         ms["repair"] = _timed(receiver, again)
         reading = Reading(evidence, extras, planned=parts_of(signals))
         single = _signals(reading, signals, receiver)
-        ms["gate"] = sum(single.values())
+        ms["gate"] = ms["default"] = sum(single.values())
+        if len(usual) < len(signals):
+            alone = Reading(evidence, extras, planned=parts_of(usual))
+            ms["default"] = sum(_signals(alone, usual, receiver).values())
         if turn:
             for name, value in ms.items():
                 took[name].append(value)
@@ -112,6 +125,7 @@ def measure(
         len(ids), repeats, torch.get_num_threads(), middle["prefill"], middle["first"], middle["repair"],
         middle["handoff"], middle["gate"], {n: statistics.median(v) for n, v in each.items()},
         prefill_flops(receiver.geometry, len(ids)), dict(reading.evidence.parts), sum(reading.spent.values()),
+        middle["default"], sum(flops for part, flops in reading.spent.items() if part in parts_of(usual)),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from kvbridge.asset import Asset
 from kvbridge.cli import emit, table
 from kvbridge.cost import prefill_flops
 from kvbridge.gates.config import PARTS as GATE_PARTS
-from kvbridge.gates.costs import PARTS, Shape
+from kvbridge.gates.costs import BUDGET, PARTS, Shape
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.reading import factor_numbers, first_parameters
 from kvbridge.gates.sealed import Calibration
@@ -145,4 +145,8 @@ def show_timing(found: Timing, as_json: bool) -> None:
     )
     print(
         f"all signals: {found.gate_ms:.1f} ms, {found.gate_share:.2%} of a prefill measured, {found.gate_flops_share:.2%} counted"
+    )
+    print(
+        f"default signals alone: {found.default_ms:.1f} ms, {found.default_share:.2%} of a prefill measured, "
+        f"{found.default_flops / found.prefill_flops:.2%} counted: {found.default_share / BUDGET:.0%} of a budget of {BUDGET:.0%}"
     )

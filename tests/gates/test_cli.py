@@ -95,7 +95,9 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     assert speed == body["flops_per_ms"]
     assert body["gate_share"] == pytest.approx(body["gate_ms"] / body["prefill_ms"])
     assert body["tokens"] == 200
-    assert "of a prefill measured" in kvbridge(*common)[0]
+    shown = kvbridge(*common)[0]
+    assert "all signals: " in shown
+    assert "of a budget of 2%" in shown
 
 
 @pytest.mark.parametrize(

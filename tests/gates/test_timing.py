@@ -17,7 +17,7 @@ from kvbridge.gates import policy as policies
 from kvbridge.gates import timing
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.policy import CalibratedGate, Ladder, Policy
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.gates.timing import measure
 from tests.gates.conftest import PLAN, made_calibration
 from tests.models import random_texts
@@ -84,7 +84,7 @@ def test_speed_round_trips_and_refuses_nonsense():
 
 def test_measured_times_and_speed(pair, monkeypatch):
     """With a clock that ticks once per look, every piece takes as long as another; the first turn's ticks are slow."""
-    warm = 2 * (4 + len(SIGNALS))
+    warm = 2 * (4 + len(SIGNALS) + len(DEFAULT))
     looks = itertools.count()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: (n := next(looks)) / 1000 + 5 * min(n, warm))
     text = " ".join(random_texts(8, 260, seed=2))
@@ -94,11 +94,24 @@ def test_measured_times_and_speed(pair, monkeypatch):
     assert found.prefill_ms == pytest.approx(1.0)
     assert found.gate_ms == pytest.approx(len(SIGNALS))
     assert found.gate_share == pytest.approx(len(SIGNALS))
+    assert found.default_ms == pytest.approx(len(DEFAULT)), "read once more without the others"
+    assert 0 < found.default_flops < found.gate_flops
+    assert found.to_json()["default_share"] == pytest.approx(len(DEFAULT))
     assert found.prefill_flops == prefill_flops(pair.receiver.geometry, 300)
     assert found.speed.prefill == pytest.approx(found.prefill_flops)
     assert found.speed.repair == pytest.approx(found.handoff_parts["repair"])
     assert found.gate_flops_share == found.gate_flops / found.prefill_flops
     assert json.loads(json.dumps(found.to_json()))["flops_per_ms"] == found.speed.to_json()
+
+
+def test_the_default_set_alone_is_read_once(pair, monkeypatch):
+    looks = itertools.count()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(looks) / 1000)
+    text = " ".join(random_texts(8, 260, seed=2))
+    found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=DEFAULT)
+    assert next(looks) == 2 * 2 * (4 + len(DEFAULT))
+    assert found.default_ms == found.gate_ms
+    assert found.default_flops == found.gate_flops
 
 
 def test_refusals_say_what_to_do(pair):
