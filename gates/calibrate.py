@@ -78,7 +78,7 @@ def read_items(
                 continue
             columns, spent = read_signals(seen.evidence, extras, config.signals)
             cost = seen.evidence.predicted_flops + sum(spent.values())
-            attempts.setdefault(name, []).append(Attempt(columns, damaged, cost))
+            attempts.setdefault(name, []).append(Attempt(columns, damaged, cost, spent))
     return [
         Item(name, *about[name], tuple(tried), prefill_flops(bridge.receiver.geometry, about[name][1]))
         for name, tried in attempts.items()

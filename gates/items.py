@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,18 @@ MARGIN = 0.25
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rung of one request. `columns` None: refused before the gate. `flops`: handoff and gate together."""
+    """One rung of one request. `columns` None: refused before the gate. `flops`: handoff and gate together; `gate_flops`: what
+    of it each part of the gate took (keys of costs.PARTS), where that is known."""
 
     columns: Mapping[str, float] | None
     damaged: bool
     flops: int = 0
+    gate_flops: Mapping[str, int] = field(default_factory=dict)
+
+    def paying(self, parts: Collection[str]) -> Attempt:
+        """This attempt as it costs where the gate does nothing but `parts`."""
+        kept = {part: flops for part, flops in self.gate_flops.items() if part in parts}
+        return replace(self, flops=self.flops - sum(self.gate_flops.values()) + sum(kept.values()), gate_flops=kept)
 
 
 @dataclass(frozen=True)

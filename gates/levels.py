@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from kvbridge.gates.config import GateConfig
 from kvbridge.gates.evaluate import auroc, table_of
 from kvbridge.gates.guarantee import Tested, conformal_threshold, fixed_sequence, interval, start_at
 from kvbridge.gates.items import (
-    Attempt,
     Floats,
     Item,
     as_columns,
@@ -27,7 +26,7 @@ from kvbridge.gates.items import (
 )
 from kvbridge.gates.score import fit_score
 from kvbridge.gates.sealed import Rung
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import SIGNALS, parts_of
 
 STEPS = 40
 
@@ -60,15 +59,15 @@ def applicable(items: Sequence[Item], signals: Sequence[str]) -> tuple[str, ...]
 
 
 def whole(items: Sequence[Item], signals: Sequence[str]) -> list[Item]:
-    """The same items; an attempt with a number missing counts as refused, as it would be at run time."""
-    columns = [c for s in signals for c in SIGNALS[s].columns]
+    """The same items as a gate of `signals` sees and pays for them: an attempt with a number missing counts as refused, and
+    parts of the work that none of these signals needs cost nothing."""
+    columns, parts = [c for s in signals for c in SIGNALS[s].columns], parts_of(signals)
     return [
         Item(
             i.id, i.document, i.tokens,
             tuple(
-                a if a.columns is not None and all(math.isfinite(a.columns[c]) for c in columns)
-                else Attempt(None, a.damaged, a.flops)
-                for a in i.attempts
+                a if a.columns is not None and all(math.isfinite(a.columns[c]) for c in columns) else replace(a, columns=None)
+                for a in (tried.paying(parts) for tried in i.attempts)
             ),
             i.prefill,
         )
