@@ -44,6 +44,7 @@ class Reading:
     spent: dict[str, int] = field(default_factory=dict)
     planned: frozenset[str] = frozenset()
     _made: dict[str, Tensor] = field(default_factory=dict)
+    _content: dict[tuple[int, tuple[int, ...]], LayerKV] = field(default_factory=dict)
 
     def spend(self, part: str) -> None:
         """Counts one part, once."""
@@ -84,9 +85,12 @@ class Reading:
         return self.sampled(FEW)
 
     def content(self, rows: Tensor, layer: int) -> LayerKV:
-        """The sender's rows read by receiver tokens `rows`, RoPE removed, `[n, heads, width]` fp32."""
-        e = self.evidence
-        return e.snapshot.content(e.sender.rotation, e.alignment.index[rows], layer)
+        """The sender's rows read by receiver tokens `rows` `[n]`, RoPE removed, `[n, heads, width]` fp32. Kept, for signals
+        share their samples: not to be modified."""
+        e, key = self.evidence, (layer, tuple(rows.tolist()))
+        if key not in self._content:
+            self._content[key] = e.snapshot.content(e.sender.rotation, e.alignment.index[rows], layer)
+        return self._content[key]
 
     @cached_property
     def tail(self) -> Tensor:

@@ -131,7 +131,7 @@ def test_the_default_signals_cost_under_the_budget(pair):
         b, hidden_size=640, attention_heads=4, vocabulary=262144, layer_parameters=18 * 5_573_632,
         layers=(*(local,) * 5, replace(local, kind="full", window_tokens=None)) * 3,
     )  # fmt: skip
-    shape = Shape(smol, gemma, 2048, 1536 * 64, 2 * 1537 * 512, 2 * 257 * 1536)
+    shape = Shape(smol, gemma, 2048, 2 * 3072 * 64, 2 * 1537 * 512, 2 * (640 + 3072 + 1) * 256)
     dense = prefill_flops(gemma, 2048)
     assert sum(PARTS[p](shape) for p in parts_of(DEFAULT)) < 0.6 * BUDGET * dense, "the rest is for what is not counted"
     assert PARTS["sender_tail"](shape) > 9 / 2048 * dense
@@ -250,6 +250,18 @@ def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
     assert both.spent == apart.spent
     short = Reading(pair.evidence(plan=RepairPlan(tail=1)), pair.extras, planned=parts_of(SIGNALS))
     assert all(map(math.isfinite, read(short, "next_token")))
+
+
+def test_rows_that_several_signals_read_are_unrotated_once(pair, monkeypatch):
+    reading, calls = Reading(pair.evidence(), pair.extras), []
+    real = type(reading.evidence.snapshot).content
+    monkeypatch.setattr(type(reading.evidence.snapshot), "content", lambda s, r, rows, layer: calls.append((layer, len(rows))) or real(s, r, rows, layer))  # fmt: skip
+    for name in ("leverage", "first_layers", "disagreement"):
+        read(reading, name)
+    assert calls
+    assert len(set(calls)) == len(calls)
+    other = reading.content(torch.tensor([9, 8]), 0)
+    assert torch.equal(other["k"], reading.content(torch.tensor([8, 9]), 0)["k"].flip(0))
 
 
 @pytest.mark.parametrize(("name", "layer"), [("sender_first", 0), ("sender_early", 1), ("sender_tail", -1)])
