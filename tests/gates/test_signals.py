@@ -115,6 +115,15 @@ def test_early_layers_are_counted_as_they_run(pair):
     assert PARTS["sender_early"](only) == 2 * 48 * 128 * (KNOWN + 1)
 
 
+@pytest.mark.parametrize("name", ["sender_first", "leverage", "disagreement", "first_layers"])
+def test_products_are_counted_as_they_run(pair, name):
+    """Against PyTorch's own count; maps also add a bias, which is a parameter but no product."""
+    reading = Reading(pair.evidence(), pair.extras)
+    with FlopCounterMode(display=False) as counter:
+        read(reading, name)
+    assert sum(reading.spent.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
 def stream(heads, width):
     return (Stream("k", heads, width, True), Stream("v", heads, width, False))
 
