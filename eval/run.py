@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvbridge.errors import EvalError, KVBridgeError
+from kvbridge.errors import CorruptFile, EvalError, KVBridgeError
 from kvbridge.eval.chosen import Excluded, donors
 from kvbridge.eval.conditions import CONDITIONS, Prompt, condition
 from kvbridge.eval.items import Item
@@ -20,7 +20,7 @@ from kvbridge.eval.setup import Setup
 from kvbridge.eval.summary import summarise, write_summary
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
-from kvbridge.files import write_file
+from kvbridge.files import parse_json, write_file
 from kvbridge.geometry import digest_json
 
 ROWS, RUN, SUMMARY, REPORT, MARKDOWN = "rows.jsonl", "run.json", "summary.json", "report.html", "summary.md"
@@ -109,6 +109,23 @@ def _same_data(path: Path, data: str | None, writer: RowWriter) -> str | None:
             f"{path.parent}: its rows are of other texts (data {before[:12]}, found {data[:12]}); use another --out"
         )
     return data or before
+
+
+def check_run(out: Path, translator: str, data: str) -> None:
+    """Raises EvalError where the rows that stand in `out` are of another translator or of other texts (digests): what
+    `evaluate` would say, too, once models are loaded."""
+    rows, path = out / ROWS, out / RUN
+    if not rows.exists() or not rows.stat().st_size or not path.exists():
+        return
+    before = parse_json(path.read_bytes(), str(path))
+    if not isinstance(before, dict):
+        raise CorruptFile(f"{path}: expected a JSON object; use another --out")
+    for what, was, now in (
+        ("of another translator", before.get("pair", {}).get("translator_digest"), translator),
+        ("of other texts", before.get("data"), data),
+    ):
+        if was is not None and was != now:
+            raise EvalError(f"{out}: its rows are {what} ({str(was)[:12]}, found {now[:12]}); use another --out")
 
 
 def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:

@@ -113,6 +113,12 @@ def loss_per_character(model: Model, documents: Sequence[Document]) -> float:
     return nats / max(1, characters)
 
 
+def check_fleet(names: Sequence[str]) -> None:
+    """Raises EvalError unless these are two or more different models."""
+    if len(names) < 2 or len(set(names)) != len(names):
+        raise EvalError(f"expected two or more different models, found {', '.join(names)}")
+
+
 def screen(
     models: Sequence[Model],
     data: Data,
@@ -133,9 +139,7 @@ def screen(
     A cut run continues: fitted assets and finished rows stay. A pair that is refused (by the fit, by what stands in its
     folder, for want of memory or items) is listed with the reason, and the others go on.
     """
-    names = [model.name for model in models]
-    if len(models) < 2 or len(set(names)) != len(names):
-        raise EvalError(f"expected two or more different models, found {', '.join(names)}")
+    check_fleet([model.name for model in models])
     out.mkdir(parents=True, exist_ok=True)
     found = []
     for sender, receiver in itertools.permutations(models, 2):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,28 +58,64 @@ def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
     """(split or None, file or dataset name, row) out of a file, a folder or a Hub dataset id; raises DataError."""
     from datasets import load_dataset
 
-    path = Path(source)
-    if source and path.exists():
-        files = sorted(p for p in path.iterdir() if p.suffix in LOADERS) if path.is_dir() else [path]
-        if not files or files[0].suffix not in LOADERS:
-            raise DataError(
-                f"{path}: expected a {', '.join(LOADERS)} file or a folder of them, found {'none' if path.is_dir() else path.suffix or 'no suffix'}"
-            )
-        named = [f for f in files if f.stem in SPLITS]
-        for file in named or files:
-            if file.stat().st_size == 0:
-                raise DataError(f"{file}: expected texts, found an empty file")
+    if files := _files(source):
+        for file in files:
             kind = LOADERS[file.suffix]
             extra = {"sample_by": "paragraph"} if kind == "text" else {}
             read = partial(load_dataset, kind, data_files=str(file), split="train", streaming=True, **extra)
             for row in _streamed(read, f"{file}: cannot be read as {kind}"):
-                yield (file.stem if file in named else None), file.name, row
+                yield (file.stem if file.stem in SPLITS else None), file.name, row
         return
-    if "/" not in source or source.startswith((".", "/", "~")):
-        raise DataError(f"{source}: no such file or folder, and not a Hub dataset id (org/name)")
     fetch = lambda: ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)  # noqa: E731
     for split, row in _streamed(fetch, f"{source}: not a file here, and the Hub did not give it"):
         yield (split if split in SPLITS else None), source, row
+
+
+def _files(source: str) -> list[Path]:
+    """Files to read, in order: those named after splits where there are any; none for a Hub dataset id. Raises DataError for
+    what is neither, and for files that are empty or may not be read."""
+    path = Path(source)
+    if not source or not path.exists():
+        if source.count("/") != 1 or source.startswith((".", "/", "~")) or path.suffix in LOADERS:
+            raise DataError(f"{source}: no such file or folder, and not a Hub dataset id (org/name)")
+        return []
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        raise DataError(f"{path}: expected a folder that may be read")
+    files = sorted(p for p in path.iterdir() if p.suffix in LOADERS) if path.is_dir() else [path]
+    if not files or files[0].suffix not in LOADERS:
+        raise DataError(
+            f"{path}: expected a {', '.join(LOADERS)} file or a folder of them, found {'none' if path.is_dir() else path.suffix or 'no suffix'}"
+        )
+    files = [f for f in files if f.stem in SPLITS] or files
+    for file in files:
+        if not os.access(file, os.R_OK):
+            raise DataError(f"{file}: expected a file that may be read")
+        if file.stat().st_size == 0:
+            raise DataError(f"{file}: expected texts, found an empty file")
+    return files
+
+
+def check_data(source: str) -> None:
+    """Raises DataError, before a model is loaded for it, where data on this machine is missing, empty, not readable, or
+    does not begin with a document; for every file named after a split, else the first. A Hub dataset id is not looked up."""
+    files = _files(source)
+    for file in files if files and files[0].stem in SPLITS else files[:1]:
+        with _without_log("datasets"):
+            first = next(read_documents(file), None)
+        if first is None:
+            raise DataError(f"{file}: expected texts, found none that is not empty")
+
+
+@contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """Keeps a library from logging what is raised anyway."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _streamed(load: Callable[[], Iterable[Any]], what: str) -> Iterator[Any]:

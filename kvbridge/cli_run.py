@@ -20,6 +20,7 @@ from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.bridge import Gate
 from kvbridge.cli import emit, say, table
+from kvbridge.cli_checks import check_controls, check_models, check_out, check_spill
 from kvbridge.contract import difference
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.chosen import make_items
@@ -30,15 +31,15 @@ from kvbridge.eval.items import data_digest, demo_rows, read_raw
 from kvbridge.eval.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.plans import parsed, with_references
-from kvbridge.eval.run import REPORT
-from kvbridge.eval.screen import screen
+from kvbridge.eval.run import REPORT, check_run
+from kvbridge.eval.screen import check_fleet, screen
 from kvbridge.eval.screen_data import SEQUENCES, screen_data
 from kvbridge.eval.screen_data import Data as ScreenData
 from kvbridge.eval.screening import screening_table
 from kvbridge.eval.setup import check_alike, plans_of
 from kvbridge.eval.tasks import TASKS
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import Document, read_documents
+from kvbridge.fitting.data import Document, check_data, read_documents
 from kvbridge.fitting.memory import check_memory, plan_memory
 from kvbridge.gates.calibration import load_calibration
 from kvbridge.gates.policy import CalibratedGate
@@ -53,14 +54,14 @@ DEMO_TEXTS = str(demo.texts("train").parent)
 
 
 def loaded(names: Sequence[str], device: str) -> list[Model]:
-    """Models of a command, on a device that exists."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"--device {device}: no CUDA device is available here; use --device cpu")
+    """Models of a command, on a device that exists; none is loaded where another cannot be."""
+    check_models(names, device)
     return [kvbridge.load(name, device=device) for name in names]
 
 
 def one_by_one(names: Sequence[str], device: str) -> list[Model]:
     """Models in the device's dtype that never share it: each is moved to host memory before the next is loaded."""
+    check_models(names, device)
     found = []
     for name in names:
         found += loaded([name], device)
@@ -70,6 +71,7 @@ def one_by_one(names: Sequence[str], device: str) -> list[Model]:
 
 def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
     """`kvbridge demo`."""
+    check_out(out)
     start = time.perf_counter()
     sender, receiver = loaded(["demo:sender", "demo:receiver"], "cpu")
     texts = [d for split, count in DEMO_DOCUMENTS.items() for d in demo_documents(split, count)]
@@ -111,9 +113,13 @@ def run_fit(
     as_json: bool,
 ) -> None:
     """`kvbridge fit`."""
-    if out.exists() and not dry_run:
-        raise UsageError(f"--out {out} exists; assets are never overwritten, choose another folder")
     source = data or DEMO_TEXTS
+    if sender == receiver:
+        raise UsageError("sender and receiver are the same model: its cache needs no translation")
+    if not dry_run:
+        check_out(out, new="assets")
+        check_data(source)
+        check_spill(config.spill_folder)
     ours, theirs = (one_by_one if config.one_at_a_time else loaded)([sender, receiver], device)
     plan = plan_memory(ours.geometry, theirs.geometry, config, torch.device(device))
     if dry_run:
@@ -151,10 +157,6 @@ def run_eval(
     processes: int, as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge eval run`."""
-    asset = load_asset(path)
-    if gate_of is not None and conditions is not None and "gated" not in conditions:
-        conditions = (*conditions, "gated")
-    gate, plan = gate_for(asset, gate_of) if gate_of is not None or "gated" in (conditions or ()) else (None, None)
     unknown = [c for c in conditions or () if c not in CONDITIONS and parsed(c) is None] + [
         t for t in tasks or () if t not in TASKS
     ]
@@ -162,9 +164,16 @@ def run_eval(
         raise UsageError(
             f"expected conditions of {', '.join(CONDITIONS)} and tasks of {', '.join(TASKS)}, found {', '.join(unknown)}"
         )
+    check_out(out)
+    if data is not None:
+        check_data(data)
+    asset = load_asset(path)
+    check_controls(asset, controls)
+    if gate_of is not None and conditions is not None and "gated" not in conditions:
+        conditions = (*conditions, "gated")
+    gate, plan = gate_for(asset, gate_of) if gate_of is not None or "gated" in (conditions or ()) else (None, None)
     if conditions is not None:
         conditions = with_references(conditions, *(p.tail for p in plans_of(gate, plan)))
-    sender, receiver = models_of(asset, names, device)
     raws = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
     known = known_to(asset, gate)
     if data is not None and asset.manifest.fitted_on is None:
@@ -172,6 +181,8 @@ def run_eval(
     if raws and all(seen := [known(raw.document) for raw in raws]):
         why = " or ".join(sorted({reason for reason in seen if reason}))
         raise UsageError(f"of every document of these texts it is known that {why}; give other texts with --data")
+    check_run(out, asset.digest, data_digest(raws))
+    sender, receiver = models_of(asset, names, device)
     items, excluded = make_items(raws, sender, receiver, limit=limit, tasks=tasks, known=known)
     if gate is not None and processes > 1:
         say("a gate runs in one process: --processes is not used")
@@ -216,11 +227,14 @@ def run_screen(
     device: str, processes: int, as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge screen`."""
-    models = loaded(names, device)
+    check_fleet(names)
+    check_out(out)
+    check_models(names, device)
     if data is None:
         given = ScreenData(list(read_documents(DEMO_TEXTS)), [*demo_rows("test"), *demo_rows("recall")])
     else:
         given = screen_data(data, config.fractions)
+    models = loaded(names, device)
     result = screen(
         models, given, out, command=" ".join(["kvbridge", *sys.argv[1:]]), config=config, items=items,
         predict_only=predict_only, latency=latency, say=say, progress=counted("items"), processes=processes,
@@ -257,16 +271,19 @@ def show_screening(result: dict[str, Any]) -> None:
 def models_of(asset: Asset, names: tuple[str | None, str | None], device: str) -> list[Model]:
     """The pair an asset was fitted for, from where its manifest (or the caller) says it lies. Raises UsageError where a
     model there is another one."""
-    manifest = asset.manifest
-    found = []
-    for role, name, geometry in zip(("sender", "receiver"), names, (manifest.sender, manifest.receiver), strict=True):
+    sides = (asset.manifest.sender, asset.manifest.receiver)
+    places = []
+    for name, geometry in zip(names, sides, strict=True):
         where = name or geometry.model_id
-        at = f"{where}@{geometry.commit}" if geometry.commit and name is None and "@" not in where else where
+        places.append(f"{where}@{geometry.commit}" if geometry.commit and name is None and "@" not in where else where)
+    check_models(places, device)
+    found = []
+    for role, at, name, geometry in zip(("sender", "receiver"), places, names, sides, strict=True):
         dtype = getattr(torch, geometry.dtype)
         model = kvbridge.load(at, device=device, dtype=dtype)
         if model.geometry.digest != geometry.digest:
             raise UsageError(
-                f"{asset.path} was fitted for {geometry.model_id} as its {role}, {where} differs in "
+                f"{asset.path} was fitted for {geometry.model_id} as its {role}, {name or geometry.model_id} differs in "
                 f"{difference(geometry, model.geometry)}; name the model it was fitted for (--{role})"
             )
         found.append(model)

@@ -166,19 +166,9 @@ def load(
     Remote code is off unless asked for. A branch or tag is resolved to its commit first, and everything is loaded from that.
     Raises LoadError (UnsupportedModel, RotationMismatch among its kinds).
     """
-    name, path = str(source), str(source)
-    if name.startswith("demo:"):
-        known = name.removeprefix("demo:")
-        if known not in demo.MODELS:
-            raise LoadError(f"expected one of {', '.join('demo:' + m for m in demo.MODELS)}, found {name!r}")
-        path = str(demo.path(known))
-    elif not Path(path).is_dir():
-        path, at, tail = path.partition("@")
-        revision = tail if at else revision
-    target, commit = torch.device(device), ""
-    try:
-        if not Path(path).is_dir():
-            commit = revision = _resolved(path, revision)
+    name, target = str(source), torch.device(device)
+    with _found(name):
+        path, revision, commit = _located(name, revision)
         common = {"revision": revision, "trust_remote_code": trust_remote_code}
         config = AutoConfig.from_pretrained(path, **common)
         stored = config.get_text_config(decoder=True).dtype or torch.float32
@@ -189,12 +179,42 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
         if adapter is not None:
             model.load_adapter(str(adapter))
+    return _assemble(_moved(model, target), tokenizer, name, commit, Path(path), stored)
+
+
+def check_source(source: str | Path) -> None:
+    """Raises LoadError where `load` would find no model's configuration at `source`; no weights are read."""
+    with _found(str(source)):
+        path, revision, _ = _located(str(source), None)
+        AutoConfig.from_pretrained(path, revision=revision)
+
+
+@contextmanager
+def _found(name: str) -> Iterator[None]:
+    """What transformers raises on a missing or broken checkpoint becomes a LoadError of one line."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LoadError(
             f"expected demo:sender, demo:receiver, demo:tuned, a model folder or org/name[@revision], "
             f"found {name!r}: {_first_line(error)}"
         ) from error
-    return _assemble(_moved(model, target), tokenizer, name, commit, Path(path), stored)
+
+
+def _located(name: str, revision: str | None) -> tuple[str, str | None, str]:
+    """(folder or repository, revision, commit) of a source; the commit is empty for folders, else the revision is that commit."""
+    if name.startswith("demo:"):
+        known = name.removeprefix("demo:")
+        if known not in demo.MODELS:
+            raise LoadError(f"expected one of {', '.join('demo:' + m for m in demo.MODELS)}, found {name!r}")
+        return str(demo.path(known)), revision, ""
+    if Path(name).is_dir():
+        return name, revision, ""
+    path, at, tail = name.partition("@")
+    if Path(path).is_dir():
+        return path, tail if at else revision, ""
+    commit = _resolved(path, tail if at else revision)
+    return path, commit, commit
 
 
 def _resolved(repo: str, revision: str | None) -> str:
