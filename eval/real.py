@@ -85,7 +85,8 @@ def main() -> None:
 def run(out: Path, size: Size, config: FitConfig, latency: bool) -> None:
     """The whole of it into `out`."""
     from kvbridge.cli import say, table
-    from kvbridge.cli_run import counted, progress_of, show
+    from kvbridge.cli_progress import counted, progress_of
+    from kvbridge.cli_run import show
 
     start = time.perf_counter()
     pair = prepare(Path("runs/real") / "inputs")

@@ -21,6 +21,7 @@ from kvbridge.asset import Asset, load_asset, save_asset
 from kvbridge.bridge import Gate
 from kvbridge.cli import emit, say, table
 from kvbridge.cli_checks import check_controls, check_models, check_out, check_spill
+from kvbridge.cli_progress import counted, progress_of
 from kvbridge.contract import difference
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.chosen import make_items
@@ -310,44 +311,6 @@ def show_latency(rows: list[Latency]) -> None:
         ],
     )
     print(f"break-even: {'never at these lengths' if at is None else f'{at} tokens'}")
-
-
-def progress_of(what: str) -> Callable[[str, int, float], None]:
-    """Tokens and tokens/s per model on stderr, rewritten in place on a terminal."""
-    tokens: dict[str, int] = {}
-    shown = [0.0]
-
-    def report(part: str, count: int, seconds: float) -> None:
-        tokens[part] = tokens.get(part, 0) + count
-        now = time.perf_counter()
-        if sys.stderr.isatty() and now - shown[0] > 0.2:
-            shown[0] = now
-            parts = ", ".join(f"{p} {n:,} tokens" for p, n in tokens.items())
-            print(
-                f"\r{what}: {parts} ({tokens[part] / max(seconds, 1e-9):,.0f} {part} tokens/s)   ",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    return report
-
-
-def counted(what: str) -> Callable[[int, int, str], None]:
-    """n of N with time left, on a terminal's stderr."""
-    start = time.perf_counter()
-
-    def report(done: int, total: int, task: str) -> None:
-        if sys.stderr.isatty():
-            left = (time.perf_counter() - start) / done * (total - done)
-            print(
-                f"\r{what}: {done} of {total} ({task}), {left:.0f} s left   ",
-                end="\n" if done == total else "",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    return report
 
 
 def _three(value: float | None) -> str:
