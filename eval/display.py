@@ -144,20 +144,17 @@ def gate_words(summary: Summary) -> list[str]:
         said = ", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in found["verdicts"].items())
         why = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in found.get("reasons", {}).items())
         lines.append(f"Gate, {TASKS.get(task, task)}: {said}" + (f" ({why})" if why else ""))
-        if ended := rungs(found):
+        if ended := rungs(summary, found):
             lines.append(f"Repair ladder, {TASKS.get(task, task)}: {', '.join(ended)}")
     return lines
 
 
-def rungs(gate: Mapping[str, Any]) -> list[str]:
-    """Where requests ended on a ladder, a rung each; nothing where all ended on one tail."""
-    tails = gate.get("tails") or {}
-    if len(tails) < 2:
-        return []
-    return [
-        f"{c['n']} ended at tail {tail}, {c['accepted']} of them accepted"
-        for tail, c in sorted(tails.items(), key=lambda x: int(x[0]))
-    ]
+def rungs(summary: Summary, gate: Mapping[str, Any]) -> list[str]:
+    """Where requests ended on a ladder, a rung each, those that none reached among them; nothing for a gate of one plan."""
+    ended = {int(tail): counts for tail, counts in (gate.get("tails") or {}).items()}
+    tails = sorted({*ended, *(summary["pair"].get("gate_tails") or ())})
+    found = [(tail, ended.get(tail, {"n": 0, "accepted": 0})) for tail in tails]
+    return [f"{c['n']} ended at tail {tail}, {c['accepted']} of them accepted" for tail, c in found if len(tails) > 1]
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,9 @@ def test_what_the_summary_and_the_markdown_say_of_rungs() -> None:
     assert "own_tail" not in " ".join(summary["conditions"]), "no condition of the run bears that name"
     once = summarise([r if r.condition != "gated" else replace(r, tail=17) for r in ladder_rows()])
     assert "ladder" not in markdown(once)
+    known = {"pair": {"digest": PAIR, "gate_tails": list(TAILS)}}
+    unclimbed = summarise([r if r.condition != "gated" else replace(r, tail=5) for r in ladder_rows()], known)
+    assert "3 ended at tail 5, 2 of them accepted, 0 ended at tail 17" in markdown(unclimbed)
 
 
 def test_references_are_the_translations_at_every_tail() -> None:
