@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -59,13 +60,16 @@ def read_items(
     bridge: Bridge, samples: Sequence[Sample], extras: Extras, config: GateConfig, *,
     progress: Callable[[int], None] | None = None,
 ) -> list[Item]:  # fmt: skip
-    """Every request on every rung; requests that the label says nothing about are left out."""
+    """Every request on every rung; requests that the label says nothing about are left out. `progress` is told how many were
+    read, of the prompts of all samples times rungs."""
     label = LABELS[config.label]
     attempts: dict[str, list[Attempt]] = {}
     about: dict[str, tuple[str, int]] = {}
     silent: set[str] = set()
-    for plan in config.plans:
-        for seen in watch(bridge, samples, plan, progress=progress):
+    prompts = sum(len(sample.ends) for sample in samples)
+    for number, plan in enumerate(config.plans):
+        told = None if progress is None else partial(_further, progress, number * prompts)
+        for seen in watch(bridge, samples, plan, progress=told):
             name = seen.request.id
             tokens = len(seen.request.native[0]["k"]) + 1
             about[name] = (seen.request.document, tokens)
@@ -84,6 +88,10 @@ def read_items(
         for name, tried in attempts.items()
         if name not in silent
     ]
+
+
+def _further(progress: Callable[[int], None], before: int, done: int) -> None:
+    progress(before + done)
 
 
 def more_for(config: GateConfig) -> str:
@@ -116,18 +124,24 @@ def seal(
     )  # fmt: skip
 
 
-def calibrate(
-    bridge: Bridge, samples: Sequence[Sample], config: GateConfig, *, progress: Callable[[int], None] | None = None
-) -> Calibration:
-    """The whole of it: one pass for the statistics, one per rung for the rest. `bridge` must hold an Asset."""
-    if bridge.asset is None:
-        raise UsageError("a calibration is bound to an asset's digest; give the bridge an asset of kvbridge.load_asset")
+def parted(samples: Sequence[Sample], config: GateConfig) -> dict[str, list[Sample]]:
+    """Samples by the part that their document is in; raises DataError, saying how many it takes, where a part is empty."""
     split: dict[str, list[Sample]] = {name: [] for name in PARTS}
     for sample in samples:
         split[part_of(sample.document)].append(sample)
     empty = [name for name, some in split.items() if not some]
     if empty:
         raise DataError(f"expected documents in every part, found none for {', '.join(empty)}; {more_for(config)}")
+    return split
+
+
+def calibrate(
+    bridge: Bridge, samples: Sequence[Sample], config: GateConfig, *, progress: Callable[[int], None] | None = None
+) -> Calibration:
+    """The whole of it: one pass for the statistics, one per rung for the rest. `bridge` must hold an Asset."""
+    if bridge.asset is None:
+        raise UsageError("a calibration is bound to an asset's digest; give the bridge an asset of kvbridge.load_asset")
+    split = parted(samples, config)
     try:
         extras = gather(bridge, split["statistics"], config.plans[0])
     except DataError as error:

@@ -46,11 +46,13 @@ def gate_calibrate(
     """Calibrate: signals, thresholds and their guarantee, from texts that the fit has not seen."""
     from kvbridge.asset import load_asset
     from kvbridge.bridge import Bridge
-    from kvbridge.cli import say
+    from kvbridge.cli_checks import check_out
     from kvbridge.cli_gate_show import show
+    from kvbridge.cli_progress import counted
     from kvbridge.cli_run import models_of
     from kvbridge.errors import UsageError
-    from kvbridge.gates.calibrate import calibrate
+    from kvbridge.fitting.data import check_data
+    from kvbridge.gates.calibrate import calibrate, parted
     from kvbridge.gates.calibration import load_calibration, save_calibration
     from kvbridge.gates.config import GateConfig
     from kvbridge.gates.signals import DEFAULT, SIGNALS
@@ -65,15 +67,18 @@ def gate_calibrate(
     config = GateConfig(
         label=label, tau=tau, alpha=alpha, lenient_alpha=max(alpha, lenient), delta=delta, plans=plans, signals=chosen
     )
-    if target.exists():
-        raise UsageError(f"--out {target} exists; calibrations are never overwritten, choose another folder")
+    check_out(target, new="calibrations")
+    if data is not None:
+        check_data(data)
     loaded = load_asset(asset)
-    ours, theirs = models_of(loaded, (sender, receiver), device)
     samples = samples_of(data, label, limit, loaded.manifest.knows)
+    parts = parted(samples, config)
+    ours, theirs = models_of(loaded, (sender, receiver), device)
+    report = counted("requests")
+    total = len(plans) * sum(len(s.ends) for name, some in parts.items() if name != "statistics" for s in some)
     found = calibrate(
-        Bridge(loaded, sender=ours, receiver=theirs), samples, config,
-        progress=lambda n: say(f"{n} requests read") if n % 320 < 32 else None,
-    )  # fmt: skip
+        Bridge(loaded, sender=ours, receiver=theirs), samples, config, progress=lambda n: report(n, total, "at most")
+    )
     save_calibration(found, target)
     show(load_calibration(target, loaded), loaded, target, as_json)
 
@@ -114,6 +119,7 @@ def gate_time(
 
     from kvbridge.asset import load_asset
     from kvbridge.bridge import Bridge
+    from kvbridge.cli_checks import check_out
     from kvbridge.cli_gate_show import show_timing
     from kvbridge.cli_run import models_of
     from kvbridge.eval.items import demo_rows, read_raw
@@ -123,11 +129,13 @@ def gate_time(
     from kvbridge.gates.timing import measure
 
     torch.set_num_threads(threads)
+    if out is not None:
+        check_out(out.parent)
     loaded = load_asset(asset)
     found = load_calibration(_calibration(asset, calibration), loaded)
-    ours, theirs = models_of(loaded, (sender, receiver), device)
     raws = demo_rows("test") if data is None else read_raw(data)
     texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
+    ours, theirs = models_of(loaded, (sender, receiver), device)
     timing = measure(
         Bridge(loaded, sender=ours, receiver=theirs), found.extras, longest_text(theirs, texts, tokens),
         plan=found.rungs[0].plan, signals=found.signals, tokens=tokens, repeats=repeats,

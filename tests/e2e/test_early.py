@@ -99,11 +99,12 @@ def test_data_that_may_not_be_read(files: Path, monkeypatch: pytest.MonkeyPatch)
 def test_out_of_every_command(refused: Refused, files: Path, demo_asset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = (
         ("demo",), ("fit", "demo:sender", "demo:receiver"), ("eval", "run", demo_asset),
-        ("screen", "demo:sender", "demo:receiver"),
+        ("screen", "demo:sender", "demo:receiver"), ("gate", "calibrate", demo_asset),
     )  # fmt: skip
     for command in commands:
         assert "no folder" in refused(*command, "--out", files / "fine.jsonl" / "run", code=2)
-    assert "assets are never overwritten" in refused(*commands[1], "--out", files / "folder", code=2)
+    for command, what in ((commands[1], "assets"), (commands[4], "calibrations")):
+        assert f"{what} are never overwritten" in refused(*command, "--out", files / "folder", code=2)
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)
     for command in commands:
         assert "nothing may be written in" in refused(*command, "--out", files / "run", code=2)
@@ -111,7 +112,7 @@ def test_out_of_every_command(refused: Refused, files: Path, demo_asset: Path, m
 
 
 def test_data_and_controls_of_commands_with_an_asset(refused: Refused, files: Path, demo_asset: Path) -> None:
-    for command in (("eval", "run"),):
+    for command in ("eval", "run"), ("gate", "calibrate"):
         out = ("--out", files / "run")
         assert "no such file" in refused(*command, demo_asset, *out, "--data", files / "absent.jsonl", code=1)
         assert "cannot be read" in refused(*command, demo_asset, *out, "--data", files / "broken.jsonl", code=1)
@@ -119,6 +120,11 @@ def test_data_and_controls_of_commands_with_an_asset(refused: Refused, files: Pa
     assert "no control set stands at" in refused(*run, "--controls", files / "absent", code=2)
     assert "no calibration stands at" in refused(*run, "--conditions", "gated", code=2)
     assert "translated_tail0" in refused("eval", "run", files / "absent", "--conditions", "translated_tail0", code=2)
+
+
+def test_texts_too_few_for_a_calibration(refused: Refused, files: Path, demo_asset: Path) -> None:
+    run = ("gate", "calibrate", demo_asset, "--out", files / "x", "--data", files / "fine.jsonl")
+    assert "expected documents in every part" in refused(*run, code=1)
 
 
 def test_a_run_folder_of_another_translator_or_other_texts(refused: Refused, files: Path, demo_asset: Path) -> None:
@@ -138,6 +144,7 @@ def test_models_that_are_not_there(refused: Refused, files: Path, demo_asset: Pa
         ("fit", good, bad, "--out", files / "x", "--one-at-a-time"),
         ("screen", good, bad, "--out", files / "x"),
         ("eval", "run", demo_asset, "--receiver", bad, "--out", files / "x"),
+        ("gate", "calibrate", demo_asset, "--receiver", bad, "--out", files / "x"),
     ):
         assert bad in refused(*command, code=1)
     assert "same model" in refused("fit", good, good, "--out", files / "x", code=2)

@@ -142,7 +142,11 @@ def calibrated(demo_asset: Path) -> Calibrated:
     config = GateConfig(
         label="kl", tau=middle, alpha=0.6, lenient_alpha=0.9, delta=0.5, plans=plans, signals=("next_token", "length")
     )
-    found = calibrate(bridge, samples, config)
+    heard: list[int] = []
+    found = calibrate(bridge, samples, config, progress=heard.append)
+    each = sum(len(s.ends) for s in samples if part_of(s.document) != "statistics")
+    assert heard == sorted(set(heard)), "progress goes on from rung to rung"
+    assert each < heard[-1] <= len(plans) * each
     assert found.strict is not None
     assert found.lenient is not None
     first = Bridge(asset, sender=sender, receiver=receiver, gate=CalibratedGate(found))
