@@ -15,10 +15,10 @@ from typing import Any
 import jinja2
 
 from kvbridge.eval import charts, display
+from kvbridge.eval.gated import gate_arrays
 from kvbridge.eval.plans import ordered
 from kvbridge.eval.routing import risk_coverage
 from kvbridge.eval.rows import Row
-from kvbridge.eval.summary import gate_arrays
 from kvbridge.eval.table import Table
 from kvbridge.eval.verdict import CASCADE, GATE, TRANSLATE, metric_of
 

@@ -19,13 +19,14 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.chosen import make_items
 from kvbridge.eval.conditions import Prompt
 from kvbridge.eval.display import markdown
+from kvbridge.eval.gated import gate, gate_arrays
 from kvbridge.eval.items import RawItem, demo_rows
 from kvbridge.eval.plans import CONTROLS, against, named, with_references
 from kvbridge.eval.routing import risk_coverage
 from kvbridge.eval.rows import Row
 from kvbridge.eval.run import Job, item_rows, pair_digest
 from kvbridge.eval.setup import Setup, _ladder, plans_of
-from kvbridge.eval.summary import gate, gate_arrays, summarise
+from kvbridge.eval.summary import summarise
 from kvbridge.eval.table import Table
 from kvbridge.eval.verdict import all_contrasts
 from kvbridge.gates import policy as policies

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from kvbridge.errors import EvalError
+from kvbridge.eval.gated import gate_arrays
 from kvbridge.eval.rows import Row, RowWriter, read_rows
-from kvbridge.eval.summary import dumps, gate_arrays, summarise, write_summary
+from kvbridge.eval.summary import dumps, summarise, write_summary
 from kvbridge.eval.table import Table, median
 
 MakeRows = Callable[..., list[Row]]
