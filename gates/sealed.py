@@ -11,7 +11,7 @@ from kvbridge.gates.score import Score
 from kvbridge.geometry import short_name
 from kvbridge.repair import RepairPlan
 
-SCHEMA = "kvbridge.calibration/3"
+SCHEMA = "kvbridge.calibration/4"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from kvbridge.manifest import Manifest
 
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-CALIBRATION_SCHEMA = "kvbridge.calibration/3"
+CALIBRATION_SCHEMA = "kvbridge.calibration/4"
 SIGNATURE_SCHEMA = "kvbridge.signature/1"
 
 

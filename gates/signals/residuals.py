@@ -6,7 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbridge.snapshot import LayerKV
+from kvbridge.snapshot import KVSnapshot, LayerKV
+
+ROUNDING = {"float64": 2.0**-16, "float32": 2.0**-16, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+"""By dtype of a cache: how far a row of the first layers may be from its own computation done another way, by `relative`. A
+cache grown token by token or in chunks, or on another device, is as right as a prefilled one and differs by up to that."""
 
 
 def relative(found: Tensor, expected: Tensor) -> Tensor:
@@ -15,12 +19,14 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
     return error / expected.float().flatten(1).norm(dim=1).clamp_min(1e-6)
 
 
-def worst(cached: Sequence[LayerKV], rows: Tensor, again: Sequence[LayerKV]) -> float:
-    """log10 of the largest relative error of `rows` `[n]` of the cached layers, against the first layers computed
-    `again` `[n, heads, width]`; NaN where anything is."""
+def worst(snapshot: KVSnapshot, rows: Tensor, again: Sequence[LayerKV], *, roundings: float = 1) -> float:
+    """log10 of the largest relative error of `rows` `[n]` of the snapshot's layers, against the first layers computed
+    `again` `[n, heads, width]`; NaN where anything is. What is below `roundings` × ROUNDING counts as that much: limits set
+    on prefilled caches, which are often equal bit for bit, would refuse every other honest one."""
     errors = [
-        relative(cached[i][name][rows].to(own.device), own)
+        relative(snapshot.layers[i][name][rows].to(own.device), own)
         for i, layer in enumerate(again)
         for name, own in layer.items()
     ]
-    return math.log10(float(torch.cat(errors).max()) + 1e-6)  # max keeps NaN
+    least = roundings * ROUNDING[snapshot.geometry.dtype]
+    return math.log10(float(torch.cat(errors).max().clamp_min(least)))  # max and clamp keep NaN

@@ -12,7 +12,7 @@ from kvbridge.gates.signals.residuals import worst
 
 def _read(reading: Reading) -> tuple[float, ...]:
     rows, again = reading.sender_early
-    return (worst(reading.evidence.snapshot.layers, rows, again),)
+    return (worst(reading.evidence.snapshot, rows, again),)
 
 
 SENDER_EARLY = Signal(

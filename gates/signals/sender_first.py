@@ -11,7 +11,7 @@ from kvbridge.gates.signals.residuals import worst
 
 def _read(reading: Reading) -> tuple[float, ...]:
     rows, own = reading.sender_first
-    return (worst(reading.evidence.snapshot.layers, rows, [own]),)
+    return (worst(reading.evidence.snapshot, rows, [own]),)
 
 
 SENDER_FIRST = Signal(

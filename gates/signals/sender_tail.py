@@ -7,10 +7,13 @@ from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
 from kvbridge.gates.signals.residuals import worst
 
+ALL_LAYERS = 4
+"""Times the rounding of the first layers, after all of them."""
+
 
 def _read(reading: Reading) -> tuple[float, ...]:
     again = reading.sender_tail
-    return (worst(reading.evidence.snapshot.layers, again.rows, again.layers),)
+    return (worst(reading.evidence.snapshot, again.rows, again.layers, roundings=ALL_LAYERS),)
 
 
 SENDER_TAIL = Signal(

@@ -71,7 +71,7 @@ def seeds(folder: Path) -> None:
     found = [
         (0, files["manifest.json"]),
         (0, b"\1" + json.dumps(bound).encode()),
-        (0, b"\2" + json.dumps({"schema": "kvbridge.calibration/3", "translator": digest}).encode()),
+        (0, b"\2" + json.dumps({"schema": "kvbridge.calibration/4", "translator": digest}).encode()),
         (1, files["weights.safetensors"]),
         (1, (8 + 2).to_bytes(8, "little") + b"{}        "),
         (2, f"{digest}  manifest.json\n{digest}  weights.safetensors\n".encode()),
