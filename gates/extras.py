@@ -100,7 +100,7 @@ class Gathering:
             self._values[layer] = self._values.get(layer, torch.zeros_like(values)) + values
 
     def solve(self) -> Extras:
-        """Raises DataError with too few rows."""
+        """Raises DataError with too few rows, and for numbers that are not finite."""
         if self.rows < ROWS:
             raise DataError(f"expected at least {ROWS} sampled tokens for the gate's statistics, found {self.rows}")
         halves = []
@@ -109,9 +109,17 @@ class Gathering:
             damping[-1, -1] = 0.0
             halves.append(torch.linalg.solve(gram + damping, cross).float())
         both = len(halves) == 2
+        centre = {stream: (total / self.rows).float() for stream, total in self._centre.items()}
+        keys = {layer: (total / self.rows).float() for layer, total in self._keys.items()}
+        values = {layer: (total / self.rows).float() for layer, total in self._values.items()}
+        for what, found in (
+            ("sender rows in the asset's leverage factors", centre.values()),
+            ("errors of the translation", (*keys.values(), *values.values())),
+            ("maps from halves of the sender's layers", halves),
+        ):
+            if not all(bool(torch.isfinite(t).all()) for t in found):
+                raise DataError(f"expected finite statistics of the gate, found NaN or infinity in {what}")
         return Extras(
-            {stream: (total / self.rows).float() for stream, total in self._centre.items()},
-            {layer: (total / self.rows).float() for layer, total in self._keys.items()},
-            {layer: (total / self.rows).float() for layer, total in self._values.items()},
+            centre, keys, values,
             self.half_layers if both else ((), ()), self.targets if both else (), tuple(halves) if both else (),
         )  # fmt: skip

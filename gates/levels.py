@@ -80,7 +80,10 @@ def fit_rungs(learn: Sequence[Item], config: GateConfig) -> tuple[tuple[str, ...
     `[items, rungs]`, as `scores_of` gives it. Raises DataError where `learn` cannot give a score."""
     signals = applicable(learn, config.signals)
     if not signals:
-        raise DataError("no signal applies to these requests; give another repair plan")
+        raise DataError(
+            f"of the signals {', '.join(config.signals)} none gave a number for these requests on every rung; give other "
+            "signals or a longer tail (leverage: an asset that carries its factor; fit it again)"
+        )
     learn = whole(learn, signals)
     columns = [c for s in signals for c in SIGNALS[s].columns]
     rungs = []

@@ -63,11 +63,13 @@ class Timing:
 
     @property
     def speed(self) -> Speed:
-        """FLOPs per millisecond by part. What a handoff takes beyond first layers and repair is translation."""
+        """FLOPs per millisecond by part. What a handoff takes beyond first layers and repair is translation; signals of
+        which nothing is counted go at a prefill's speed, for a speed of 0 is none."""
+        prefill = self.prefill_flops / self.prefill_ms
         translate_ms = max(self.handoff_ms - self.first_layers_ms - self.repair_ms, 0.01 * self.handoff_ms)
         return Speed(
-            prefill=self.prefill_flops / self.prefill_ms, translate=self.handoff_parts["translate"] / translate_ms,
-            repair=self.handoff_parts["repair"] / self.repair_ms, gate=self.gate_flops / self.gate_ms,
+            prefill=prefill, translate=self.handoff_parts["translate"] / translate_ms,
+            repair=self.handoff_parts["repair"] / self.repair_ms, gate=self.gate_flops / self.gate_ms or prefill,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

@@ -179,6 +179,11 @@ def _factors(tensors: Mapping[str, Tensor], entries: Mapping[str, FactorEntry], 
         mean, scale, directions = (tensors[tensor] for tensor in factor_names(stream))
         if bool((scale <= 0).any()):
             raise CorruptFile(f"{name}: expected scales above 0 in {factor_names(stream)[1]}; fetch or fit it again")
+        lengths = directions.norm(dim=0)
+        if not bool(((lengths > 0) & lengths.isfinite()).all()):
+            raise CorruptFile(
+                f"{name}: expected directions of some length in {factor_names(stream)[2]}; fetch or fit it again"
+            )
         found[stream] = Factor(stream, entry.layers, mean, scale, directions)
     return found
 

@@ -46,6 +46,7 @@ def gate_calibrate(
     """Calibrate: signals, thresholds and their guarantee, from texts that the fit has not seen."""
     from kvbridge.asset import load_asset
     from kvbridge.bridge import Bridge
+    from kvbridge.cli import say
     from kvbridge.cli_checks import check_out
     from kvbridge.cli_gate_show import show
     from kvbridge.cli_progress import counted
@@ -80,6 +81,9 @@ def gate_calibrate(
         Bridge(loaded, sender=ours, receiver=theirs), samples, config, progress=lambda n: report(n, total, "at most")
     )
     save_calibration(found, target)
+    if lost := [s for s in chosen if s not in found.signals]:
+        without = "" if loaded.factors else " (the asset carries no factor for leverage; fit it again)"
+        say(f"left out: {', '.join(lost)}: no number for this pair at every of these tails{without}")
     show(load_calibration(target, loaded), loaded, target, as_json)
 
 

@@ -36,7 +36,7 @@ class Factor:
         return standardised @ self.directions
 
     def outside(self, standardised: Tensor) -> float:
-        """Share of the rows' squared length that lies in none of the directions, 0 to 1."""
-        inside = standardised @ (self.directions / self.directions.norm(dim=0))
-        whole = float(standardised.square().sum())
-        return max(0.0, 1.0 - float(inside.square().sum()) / max(whole, 1e-12))
+        """Share of the rows' squared length that lies in none of the directions, 0 to 1; NaN where a row's length is none
+        or overflows."""
+        inside = (standardised @ (self.directions / self.directions.norm(dim=0))).square().sum()
+        return float((1 - inside / standardised.square().sum().clamp_min(1e-12)).clamp_min(0))  # clamps keep NaN

@@ -154,3 +154,13 @@ def test_the_sign_of_a_direction_is_fixed():
 def test_a_rank_that_no_such_rows_have(rank):
     with pytest.raises(CorruptFile, match=f"rank {rank}"):
         read_factors({"v": {"layers": list(LAYERS), "rank": rank}}, make_geometry("s"), "here")
+
+
+def test_rows_without_a_length_are_not_inside():
+    """NaN and overflow stay what they are: a number that says "nothing lies outside" would pass for the usual."""
+    moments, rows = gathered()
+    factor = factor_of(moments, "v", LAYERS, (2, "v"))
+    x = factor.standardised(content_of(rows))
+    for odd in (float("nan"), 1e30):
+        assert np.isnan(factor.outside(torch.full_like(x, odd)))
+    assert factor.outside(torch.zeros_like(x)) == 1

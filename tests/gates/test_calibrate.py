@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
-from kvbridge import RepairPlan
+from kvbridge import Bridge, RepairPlan
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates import calibrate as module
 from kvbridge.gates.calibrate import calibrate, read_signals
@@ -190,3 +192,18 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
         calibrate(pair.bridge(), few, config)
     with pytest.raises(DataError, match=r"every part.*--data.*--limit"):
         calibrate(pair.bridge(), samples[:1], config)
+
+
+def test_statistics_that_overflow_are_refused_before_anything_is_written(pair):
+    """An asset whose factor is finite but whose projections are not: a calibration of it could not be loaded again."""
+    odd = {n: replace(f, directions=torch.full_like(f.directions, 3e38)) for n, f in pair.asset.factors.items()}
+    bridge = Bridge(replace(pair.asset, factors=odd), sender=pair.sender, receiver=pair.receiver)
+    samples = [Sample(str(i), str(i), t, (len(t) - 40,)) for i, t in enumerate(pair.texts[:6])]
+    with pytest.raises(DataError, match="NaN or infinity in sender rows in the asset's leverage factors"):
+        module.gather(bridge, samples, PLAN)
+
+
+def test_no_signal_at_all_names_those_that_were_asked_for():
+    items = [Item(i.id, i.document, 9, (Attempt({"leverage": math.nan, "outside": math.nan, "corpus_distance": math.nan}, False),)) for i in made(40, 0)]  # fmt: skip
+    with pytest.raises(DataError, match=r"of the signals leverage none gave a number.*fit it again"):
+        fit_levels(items, items, replace(CONFIG, signals=("leverage",)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -121,3 +122,15 @@ def test_which_signals_are_calibrated(kvbridge, pair, tmp_path, monkeypatch, giv
     texts.write_text("\n\n".join(pair.texts))
     kvbridge("gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new", *given, code=1)
     assert asked == [signals]
+
+
+def test_signals_that_gave_no_number_are_named(kvbridge, pair, tmp_path, monkeypatch):
+    kept = tuple(s for s in DEFAULT if s != "leverage")
+    monkeypatch.setattr("kvbridge.cli_run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.gates.calibrate.calibrate", lambda *_, **__: made_calibration(pair, signals=kept, report=REPORT, rungs=()))  # fmt: skip
+    monkeypatch.setattr("kvbridge.gates.calibration.load_calibration", lambda *_: made_calibration(pair, signals=kept, report=REPORT))  # fmt: skip
+    monkeypatch.setattr("kvbridge.asset.load_asset", lambda _: replace(pair.asset, factors={}))
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n\n".join(pair.texts))
+    _, said = kvbridge("gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new")
+    assert "left out: leverage: no number for this pair at every of these tails (the asset carries no factor" in said

@@ -125,3 +125,11 @@ def test_refusals_say_what_to_do(pair):
     same = Bridge(None, sender=pair.receiver, receiver=pair.receiver)
     with pytest.raises(DataError, match="nothing is translated"):
         measure(same, pair.extras, text, plan=PLAN, tokens=200, repeats=1)
+
+
+def test_signals_that_cost_nothing_give_a_speed_that_can_be_read_again(pair):
+    """No FLOPs in some time are no speed; predicted milliseconds of nothing are nothing at any."""
+    text = " ".join(random_texts(8, 260, seed=2))
+    found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=("length",)).speed
+    assert found.gate == found.prefill > 0
+    assert Speed.from_json(json.loads(json.dumps(found.to_json())), "x") == found

@@ -153,3 +153,17 @@ def poked(name, value):
 def test_factors_that_would_make_any_row_usual(asset, name, value):
     forge_weights(asset, poked(f"leverage.k.{name}", value))
     assert name in refused(asset)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 3e38])
+def test_directions_without_a_length_are_refused(asset, value):
+    """Every row would have the same leverage, and nothing would lie outside."""
+
+    def change(header, data):
+        (start, end), (rows, rank) = (header["leverage.v.directions"][n] for n in ("data_offsets", "shape"))
+        numbers = torch.frombuffer(bytearray(data[start:end]), dtype=torch.float32).reshape(rows, rank)
+        numbers[:, 1] = value
+        return header, data[:start] + numbers.numpy().tobytes() + data[end:]
+
+    forge_weights(asset, change)
+    assert "leverage.v.directions" in refused(asset)
