@@ -14,7 +14,8 @@ BUDGET = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """What the costs depend on: both models, the prompt's tokens, rows of what was fitted."""
+    """What the costs depend on: both models, the prompt's tokens as the receiver cuts it, rows of what was fitted.
+    `sender_tokens`: those of the sender's snapshot, which may be of a beginning only; None: as many."""
 
     sender: KVGeometry
     receiver: KVGeometry
@@ -22,6 +23,17 @@ class Shape:
     basis_numbers: int = 0
     halves_parameters: int = 0
     first_parameters: int = 0
+    sender_tokens: int | None = None
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the sender's snapshot."""
+        return self.tokens if self.sender_tokens is None else self.sender_tokens
+
+    @property
+    def again(self) -> int:
+        """Of these, the last ones that the sender runs again."""
+        return min(KNOWN + 1, self.cached - 1)
 
 
 def head_flops(geometry: KVGeometry, tokens: int) -> int:
@@ -31,8 +43,7 @@ def head_flops(geometry: KVGeometry, tokens: int) -> int:
 
 def sender_tail(shape: Shape) -> int:
     """The sender runs its last known tokens once more over its own cache, head included."""
-    new = min(KNOWN + 1, shape.tokens)
-    return forward_flops(shape.sender, new, shape.tokens - new) + head_flops(shape.sender, new)
+    return forward_flops(shape.sender, shape.again, shape.cached - shape.again) + head_flops(shape.sender, shape.again)
 
 
 def projection_flops(geometry: KVGeometry, layer: int, tokens: int) -> int:
@@ -48,15 +59,15 @@ def early_layers(geometry: KVGeometry) -> int:
 
 def sender_early(shape: Shape) -> int:
     """The sender's last known tokens through its first layers, over the rows before them, and the next layer's K/V."""
-    new, whole = min(KNOWN + 1, shape.tokens), early_layers(shape.sender)
-    return forward_flops(shape.sender, new, shape.tokens - new, layers=whole) + projection_flops(
+    new, whole = shape.again, early_layers(shape.sender)
+    return forward_flops(shape.sender, new, shape.cached - new, layers=whole) + projection_flops(
         shape.sender, whole, new
     )
 
 
 def sender_first(shape: Shape) -> int:
     """K/V of the sender's first layer for sampled tokens."""
-    return projection_flops(shape.sender, 0, min(SENDER_ROWS, shape.tokens))
+    return projection_flops(shape.sender, 0, min(SENDER_ROWS, shape.cached))
 
 
 def receiver_head(shape: Shape) -> int:

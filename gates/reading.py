@@ -56,7 +56,7 @@ class Reading:
         e = self.evidence
         return Shape(
             e.sender.geometry, e.receiver.geometry, len(e.ids), factor_numbers(self.factors),
-            self.extras.halves_parameters, first_parameters(self.translator, e.exact_layers),
+            self.extras.halves_parameters, first_parameters(self.translator, e.exact_layers), len(e.snapshot),
         )  # fmt: skip
 
     @property

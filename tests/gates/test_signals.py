@@ -109,10 +109,26 @@ def test_early_layers_are_counted_as_they_run(pair):
     assert early_layers(sender) == 1
     assert early_layers(replace(sender, layers=sender.layers * 8)) == 4
     assert early_layers(replace(sender, layers=sender.layers[:1])) == 0
-    shape = replace(first.shape, tokens=2048)
+    shape = replace(first.shape, sender_tokens=2048)
     assert PARTS["sender_first"](shape) == 2 * 48 * 128 * SENDER_ROWS
     only = replace(shape, sender=replace(sender, layers=sender.layers[:1]))
     assert PARTS["sender_early"](only) == 2 * 48 * 128 * (KNOWN + 1)
+
+
+def test_a_snapshot_of_a_beginning_costs_what_it_holds(pair):
+    """The sender's tokens are counted, not those that the receiver makes of the whole prompt."""
+    text = pair.texts[0]
+    snapshot = kvbridge.capture(pair.sender, text[: len(text) // 2])
+    evidence = pair.evidence(snapshot, text)
+    assert len(snapshot) < len(evidence.ids) - 20
+    for name in ("sender_first", "sender_early", "sender_tail"):
+        reading = Reading(evidence, pair.extras)
+        with FlopCounterMode(display=False) as counter:
+            read(reading, name)
+        attended = sum(i + 1 for i in range(len(snapshot) - KNOWN - 1, len(snapshot)))
+        layers = {"sender_first": 0, "sender_early": 1, "sender_tail": 4}[name]
+        products = counter.get_total_flops() + 4 * 4 * 16 * attended * layers
+        assert sum(reading.spent.values()) == pytest.approx(products, rel=0.005)
 
 
 @pytest.mark.parametrize("name", ["sender_first", "leverage", "disagreement", "first_layers"])
