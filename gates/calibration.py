@@ -18,6 +18,7 @@ from torch import Tensor
 from kvbridge.asset import Asset
 from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
 from kvbridge.files import check_safetensors_header, publish_folder, read_json, verify_folder
+from kvbridge.gates.config import MAX_PLANS
 from kvbridge.gates.extras import Extras
 from kvbridge.gates.guarantee import Tested
 from kvbridge.gates.labels import LABELS
@@ -29,7 +30,7 @@ from kvbridge.manifest import Manifest
 from kvbridge.repair import RepairPlan
 
 BODY, TENSORS = "calibration.json", "gate.safetensors"
-MAX_PLANS, MAX_TENSORS = 16, 4096
+MAX_TENSORS = 4096
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FIELDS = frozenset({
     "schema", "translator", "sender", "receiver", "label", "tau", "alpha", "lenient_alpha", "delta", "signals", "rungs",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kvbridge.errors import UsageError
 from kvbridge.gates.guarantee import check_levels
@@ -11,6 +12,7 @@ from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.repair import RepairPlan
 
+MAX_PLANS = 16
 PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
 
 
@@ -35,10 +37,17 @@ class GateConfig:
         if self.tau is not None and not 0 <= self.tau <= 1e6:
             raise UsageError(f"expected tau from 0 to 1e6, found {self.tau}")
         unknown = [s for s in self.signals if s not in SIGNALS]
-        if unknown or not self.signals or not self.plans or len(set(self.plans)) != len(self.plans):
+        if unknown or not self.signals or len(set(self.signals)) != len(self.signals):
             raise UsageError(
-                f"expected signals of {', '.join(SIGNALS)} and different plans, found {unknown or self.plans}"
+                f"expected signals of {', '.join(SIGNALS)}, each once, found {', '.join(unknown or self.signals) or 'none'}"
             )
+        if not 1 <= len(self.plans) <= MAX_PLANS or len(set(self.plans)) != len(self.plans):
+            raise UsageError(f"expected 1 to {MAX_PLANS} different repair plans, found {str(self.plans)[:200]}")
+        for one, other in pairwise(self.plans):
+            if replace(one, tail=other.tail) == other and other.tail < one.tail:
+                raise UsageError(
+                    f"expected repair plans cheapest first, found tail {one.tail} before tail {other.tail}"
+                )
         if self.alpha > self.lenient_alpha:
             raise UsageError(f"expected alpha ≤ lenient_alpha, found {self.alpha} and {self.lenient_alpha}")
 

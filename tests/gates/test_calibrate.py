@@ -153,6 +153,8 @@ def test_figures_against_sklearn():
 
 @pytest.mark.parametrize("change", [
     {"label": "x"}, {"alpha": 0.0}, {"delta": 1.0}, {"alpha": 0.3}, {"tau": float("nan")}, {"tau": -1.0}, {"signals": ("x",)}, {"signals": ()}, {"plans": ()}, {"plans": (PLAN, PLAN)},
+    {"signals": ("length", "length")}, {"plans": (RepairPlan(tail=49), RepairPlan(tail=17))},
+    {"plans": tuple(RepairPlan(tail=t) for t in range(1, 18))},
 ])  # fmt: skip
 def test_configurations_that_mean_nothing(change):
     with pytest.raises(UsageError):
