@@ -10,12 +10,14 @@ import torch
 
 from kvbridge.asset import Asset, controls_path
 from kvbridge.errors import UsageError
+from kvbridge.files import SUMS
 from kvbridge.models import check_source
 
 
 def check_out(out: Path, *, new: str | None = None) -> None:
-    """Raises UsageError where no folder can be written at `out`; with `new` (what stands there for good, in the plural) also
-    where something is there already. Nothing is made."""
+    """Raises UsageError where no folder can be written at `out`, or only into an asset, a control set or a calibration, whose
+    digest would no longer be true; with `new` (what stands there for good, in the plural) also where something is there
+    already. Nothing is made."""
     if new is not None and os.path.lexists(out):
         raise UsageError(f"--out {out} exists; {new} are never overwritten, choose another folder")
     at = next(p for p in (out.absolute(), *out.absolute().parents) if os.path.lexists(p))
@@ -23,6 +25,10 @@ def check_out(out: Path, *, new: str | None = None) -> None:
         raise UsageError(f"--out {out}: {at} is no folder; choose another one")
     if not os.access(at, os.W_OK | os.X_OK):
         raise UsageError(f"--out {out}: nothing may be written in {at}; choose another folder")
+    if (at / SUMS).exists() and any((at / name).exists() for name in ("manifest.json", "calibration.json")):
+        raise UsageError(
+            f"--out {out}: {at} is an asset or calibration, which nothing is added to; choose another folder"
+        )
 
 
 def check_controls(asset: Asset, given: Path | None) -> None:

@@ -111,6 +111,18 @@ def test_out_of_every_command(refused: Refused, files: Path, demo_asset: Path, m
     assert not (files / "run").exists()
 
 
+def test_nothing_is_written_into_an_asset(refused: Refused, demo_asset: Path) -> None:
+    """Its sums would no longer list what is there, and it could not be loaded again."""
+    before = sorted(demo_asset.iterdir())
+    for out in (demo_asset, demo_asset / "run"):
+        assert "nothing is added to" in refused("eval", "run", demo_asset, "--out", out, code=2)
+        assert "nothing is added to" in refused("screen", "demo:sender", "demo:receiver", "--out", out, code=2)
+        assert "nothing is added to" in refused("demo", "--out", out, code=2)
+    time = ("gate", "time", demo_asset, "--out", demo_asset / "speed.json")
+    assert "nothing is added to" in refused(*time, code=2)
+    assert sorted(demo_asset.iterdir()) == before
+
+
 def test_data_and_controls_of_commands_with_an_asset(refused: Refused, files: Path, demo_asset: Path) -> None:
     for command in ("eval", "run"), ("gate", "calibrate"):
         out = ("--out", files / "run")
