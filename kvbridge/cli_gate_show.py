@@ -13,7 +13,7 @@ from kvbridge.gates.costs import BUDGET, PARTS, Shape
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.reading import factor_numbers, first_parameters
 from kvbridge.gates.sealed import Calibration
-from kvbridge.gates.signals import SIGNALS
+from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.gates.timing import Timing
 
 TOKENS = 2048
@@ -146,7 +146,13 @@ def show_timing(found: Timing, as_json: bool) -> None:
     print(
         f"all signals: {found.gate_ms:.1f} ms, {found.gate_share:.2%} of a prefill measured, {found.gate_flops_share:.2%} counted"
     )
+    missing = [name for name in DEFAULT if name not in found.signals_ms]
+    which = (
+        "default signals alone"
+        if not missing
+        else f"default signals without {', '.join(missing)} (not in the calibration)"
+    )
     print(
-        f"default signals alone: {found.default_ms:.1f} ms, {found.default_share:.2%} of a prefill measured, "
+        f"{which}: {found.default_ms:.1f} ms, {found.default_share:.2%} of a prefill measured, "
         f"{found.default_flops / found.prefill_flops:.2%} counted: {found.default_share / BUDGET:.0%} of a budget of {BUDGET:.0%}"
     )

@@ -11,8 +11,12 @@ import pytest
 from kvbridge.cli import main
 from kvbridge.errors import DataError
 from kvbridge.gates.calibration import save_calibration
+from kvbridge.gates.score import Score
+from kvbridge.gates.sealed import Rung
 from kvbridge.gates.signals import DEFAULT, SIGNALS
-from tests.gates.conftest import made_calibration
+from tests.gates.conftest import PLAN, made_calibration
+
+LENGTH = Score(("length",), (0.0,), (1.0,), (0.0,), 0.0)
 
 SEEN = {"coverage": 0.5, "accepted": 10, "damaged": 1, "risk_ci": [0.01, 0.4]}
 REPORT = {"items": 20, "strict": None, "lenient": SEEN, "approximate": {**SEEN, "accepted": 8, "damaged": 3}}
@@ -98,7 +102,13 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     assert body["tokens"] == 200
     shown = kvbridge(*common)[0]
     assert "all signals: " in shown
+    assert "default signals alone: " in shown
     assert "of a budget of 2%" in shown
+    save_calibration(made_calibration(pair, signals=("length", "next_token"), rungs=(Rung(PLAN, LENGTH, {}),)), tmp_path / "few")  # fmt: skip
+    shown = kvbridge(*common[:4], tmp_path / "few", *common[5:])[0]
+    assert (
+        f"default signals without {', '.join(n for n in DEFAULT if n not in ('length', 'next_token'))} (not in" in shown
+    )
 
 
 @pytest.mark.parametrize(
