@@ -137,7 +137,10 @@ def judge(tables: Mapping[str, Table], rules: Rules = DEFAULT_RULES) -> Verdict:
         return Verdict(name, reasons, contrasts, tuple(not_run))
 
     if deciding_task(tables) is None:
-        return verdict(None, "translated was not measured on any item")
+        reason = (
+            "translated was not measured on any item; eval run without --conditions measures all that a verdict needs"
+        )
+        return verdict(None, reason)
     if beaten := _unbeaten(tables, contrasts, rules):
         return verdict(PREFILL, *beaten)
     share = _mean(tables, "translated", "prefill_share")

@@ -169,4 +169,6 @@ def test_gated_meets_the_same_translation_and_controls_at_its_tail(rows_of: Make
 def test_without_translated_nothing_is_judged(rows_of: MakeRows) -> None:
     found = summarise([r for r in rows_of() if r.condition in ("native", "sender", "no_context")])
     assert found["verdict"] is None
-    assert found["headline"].startswith("Not judged: translated was not measured")
+    assert found["headline"].startswith(
+        "Not judged: translated was not measured on any item; eval run without --conditions"
+    )
