@@ -61,22 +61,23 @@ def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) ->
     step = max(1, len(pairing.sender) // ROWS)
     rows = (pairing.sender[::step], pairing.receiver[::step])
     groups = [documents[int(r) // widths[1]].group for r in rows[1]]
-    at = lambda layers, index, name, which: _rows(layers[index][name], rows[which])  # noqa: E731
     depth_s, depth_r = len(sender.layers), len(receiver.layers)
     assert right.hidden is not None
     tokens = _rows(right.hidden[:, :, None], rows[1])
     similar, correlated = [], []
     for j in range(depth_r):
         for name in ("k", "v"):
-            target = at(right.layers, j, name, 1)
-            alike = [linear_cka(at(left.layers, i, name, 0), target) for i in range(depth_s)]
+            target = _rows(right.layers[j][name], rows[1])
+            alike = [linear_cka(_rows(left.layers[i][name], rows[0]), target) for i in range(depth_s)]
             similar.append(max(alike))
-            correlated.append(_mean_correlation(at(left.layers, int(np.argmax(alike)), name, 0), target))
+            correlated.append(_mean_correlation(_rows(left.layers[int(np.argmax(alike))][name], rows[0]), target))
     alone, gains = [], []
     for j in sorted({depth_r // 4, depth_r // 2, (3 * depth_r) // 4}):
         near = relative_order(depth_s, j / max(1, depth_r - 1))[0]
         for name in ("k", "v"):
-            base, both = r2_over_tokens(at(left.layers, near, name, 0), tokens, at(right.layers, j, name, 1), groups)
+            base, both = r2_over_tokens(
+                _rows(left.layers[near][name], rows[0]), tokens, _rows(right.layers[j][name], rows[1]), groups
+            )
             alone.append(base)
             gains.append(both - base)
     return {

@@ -66,7 +66,10 @@ def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
             for row in _streamed(read, f"{file}: cannot be read as {kind}"):
                 yield (file.stem if file.stem in SPLITS else None), file.name, row
         return
-    fetch = lambda: ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)  # noqa: E731
+
+    def fetch() -> Iterator[tuple[str, Any]]:
+        return ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)
+
     for split, row in _streamed(fetch, f"{source}: not a file here, and the Hub did not give it"):
         yield (split if split in SPLITS else None), source, row
 

@@ -33,12 +33,15 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """What to print."""
-        gib = lambda b: f"{b / 2**30:.2f} GiB"  # noqa: E731
         return [
-            f"moments (train, validation) {gib(self.moments_bytes)}",
-            f"rows of a batch {gib(self.rows_bytes)}, solving {gib(self.solve_bytes)}, translator {gib(self.translator_bytes)}",
-            f"peak beside the models {gib(self.peak_bytes)} of {gib(self.budget_bytes)} allowed",
+            f"moments (train, validation) {_gib(self.moments_bytes)}",
+            f"rows of a batch {_gib(self.rows_bytes)}, solving {_gib(self.solve_bytes)}, translator {_gib(self.translator_bytes)}",
+            f"peak beside the models {_gib(self.peak_bytes)} of {_gib(self.budget_bytes)} allowed",
         ]
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
 
 
 def effective_candidates(config: FitConfig) -> int | None:

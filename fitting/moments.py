@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Moments:
     def __init__(self, layout: Layout, *, device: torch.device | str = "cpu", precision: str = "float64") -> None:
         self.layout, self.device = layout, torch.device(device)
         self.precision = getattr(torch, precision)
-        new = lambda *shape: torch.zeros(shape, dtype=torch.float64, device=self.device)  # noqa: E731
+        new = partial(torch.zeros, dtype=torch.float64, device=self.device)
         width, out = dict(layout.inputs), dict(layout.targets)
         self.n = 0
         self._xx = {k: new(width[k], sum(width[p] for p in layout.partners[k])) for k in width}

@@ -25,7 +25,7 @@ from kvbridge.gates.labels import LABELS
 from kvbridge.gates.score import Score
 from kvbridge.gates.sealed import SCHEMA, Calibration, Rung
 from kvbridge.gates.signals import SIGNALS
-from kvbridge.geometry import digest_json
+from kvbridge.geometry import KVGeometry, digest_json
 from kvbridge.manifest import Manifest
 from kvbridge.repair import RepairPlan
 
@@ -147,24 +147,22 @@ def _layers(
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[int]]:
     if set(body) != {"centre", "half_layers", "targets", "residual"}:
         raise ValueError("expected the layers of the statistics")
-    index = lambda v, count: v if type(v) is int and 0 <= v < count else _fail(f"no layer {v!r:.40}")  # noqa: E731
     ours, theirs = len(manifest.sender.layers), len(manifest.receiver.layers)
     centre = tuple(_known(s, manifest.factors) for s in _list(body["centre"]))
-    a, b = (tuple(index(i, ours) for i in _list(half)) for half in _list(body["half_layers"]))
-    targets = tuple(index(i, theirs) for i in _list(body["targets"]))
-    residual = [index(i, theirs) for i in _list(body["residual"])]
+    a, b = (tuple(_layer(i, ours) for i in _list(half)) for half in _list(body["half_layers"]))
+    targets = tuple(_layer(i, theirs) for i in _list(body["targets"]))
+    residual = [_layer(i, theirs) for i in _list(body["residual"])]
     return centre, (a, b), targets, residual
 
 
 def _read_extras(path: Path, body: dict[str, Any], layers: Any, manifest: Manifest) -> Extras:
     centre, halves, targets, residual = layers
     sender, receiver = manifest.sender, manifest.receiver
-    width = lambda geometry, i, names: sum(geometry.layers[i].stream(n).features for n in names)  # noqa: E731
-    outputs = sum(width(receiver, i, "v") for i in targets)
+    outputs = sum(_width(receiver, i, "v") for i in targets)
     expected: dict[str, tuple[int, ...]] = {
         **{f"centre.{stream}": (manifest.factors[stream].rank,) for stream in centre},
         **{
-            f"half.{n}": (sum(width(sender, i, "kv") for i in half) + 1, outputs)
+            f"half.{n}": (sum(_width(sender, i, "kv") for i in half) + 1, outputs)
             for n, half in enumerate(halves)
             if half
         },
@@ -195,6 +193,14 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, manifest: Manife
         {stream: tensors[f"centre.{stream}"] for stream in centre},
         {i: tensors[f"residual.{i}.k"] for i in residual}, {i: tensors[f"residual.{i}.v"] for i in residual}, halves, targets, both,
     )  # fmt: skip
+
+
+def _layer(value: Any, count: int) -> int:
+    return value if type(value) is int and 0 <= value < count else _fail(f"no layer {value!r:.40}")
+
+
+def _width(geometry: KVGeometry, layer: int, streams: str) -> int:
+    return sum(geometry.layers[layer].stream(name).features for name in streams)
 
 
 def _list(value: Any) -> list[Any]:

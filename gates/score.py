@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,10 @@ def fit_score(
                 held[number, test] = model.predict_proba(z[test])[:, 1]
     chosen = int(np.argmin([log_loss(y, h, labels=[False, True]) for h in held]))
     best = LogisticRegression(C=STRENGTHS[chosen], max_iter=500).fit(z, y)
-    digits = lambda values: tuple(float(f"{v:.8g}") for v in values)  # noqa: E731
-    intercept = float(f"{best.intercept_[0]:.8g}")
-    return Score(tuple(columns), digits(mean), digits(scale), digits(best.coef_[0]), intercept), held[chosen]
+    found = Score(tuple(columns), _digits(mean), _digits(scale), _digits(best.coef_[0]), _digits(best.intercept_)[0])
+    return found, held[chosen]
+
+
+def _digits(values: Iterable[float]) -> tuple[float, ...]:
+    """Rounded to eight digits: the same on every machine."""
+    return tuple(float(f"{v:.8g}") for v in values)

@@ -84,8 +84,12 @@ class Translator:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Translator:
         """The same translator elsewhere or in another dtype."""
-        move = lambda t: t.to(device=device, dtype=dtype or t.dtype)  # noqa: E731
-        maps = {key: tuple(replace(g, W=move(g.W), b=move(g.b)) for g in groups) for key, groups in self.maps.items()}
+        maps = {
+            key: tuple(
+                replace(g, W=g.W.to(device, dtype or g.W.dtype), b=g.b.to(device, dtype or g.b.dtype)) for g in groups
+            )
+            for key, groups in self.maps.items()
+        }
         return replace(self, maps=maps)
 
     @torch.no_grad()
