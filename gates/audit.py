@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvbridge.errors import UsageError
+from kvbridge.provenance import Decision, discard
+from kvbridge.repair import RepairPlan
+from kvbridge.snapshot import KVSnapshot
 
 Log = Callable[[Mapping[str, Any]], None]
+
+
+def record_of(
+    final: Decision,
+    decided: Decision,
+    snapshot: KVSnapshot,
+    tokens: int,
+    plan: RepairPlan,
+    *,
+    signals: Mapping[str, float] | None,
+    gate_flops: int,
+    **of_gate: Any,
+) -> dict[str, Any]:
+    """One line of the log: `final` is acted on, `decided` is what it was before shadow mode. `tokens`: of the receiver's
+    prompt. `signals` None: the request never came to the gate. `of_gate`: what the gate says of itself."""
+    values = None if signals is None else {c: v if math.isfinite(v) else None for c, v in signals.items()}
+    return {
+        **final.to_json(), "decided": decided.verdict, "tokens": tokens, "plan": [plan.sinks, plan.tail, plan.layers],
+        "text": snapshot.text_digest, "signals": values, "gate_flops": gate_flops, **of_gate,
+    }  # fmt: skip
+
+
+def kept(log: Log | None, record: Mapping[str, Any], final: Decision) -> Decision:
+    """`final` once its record is written; a refusal where the log raises OSError. Whatever else it raises is a bug."""
+    if log is None:
+        return final
+    try:
+        log(record)
+    except OSError as error:
+        return replace(
+            discard("fault", f"the decision ({final.verdict}, {final.reason}) could not be logged: {error}"),
+            predicted_flops=final.predicted_flops,
+            predicted_ms=final.predicted_ms,
+        )
+    return final
 
 
 class JsonLines:

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvbridge.asset import Asset
 from kvbridge.bridge import Bridge, Evidence
 from kvbridge.cost import Speed, prefill_flops
 from kvbridge.errors import UsageError
-from kvbridge.gates.audit import Log
+from kvbridge.gates.audit import Log, kept, record_of
 from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.sealed import Calibration, Rung
 from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.handoff import Handoff
 from kvbridge.models import Model
 from kvbridge.provenance import Decision, discard
+from kvbridge.repair import RepairPlan
 from kvbridge.snapshot import KVSnapshot
 
 EXPECTED = (torch.OutOfMemoryError, MemoryError, OSError)
@@ -69,7 +71,8 @@ def file_switch(path: str | Path) -> Callable[[], bool]:
 class CalibratedGate:
     """Decides by a calibration: `use` under its strict threshold, `use_approximate` above that and under the lenient one,
     whose risk is of both verdicts together, not of `use_approximate` alone. Nothing about a request raises: expected faults (no memory, an operating-system error, a
-    signal that does not apply, NaN, time) are a Decision(discard) with their reason. A bug raises.
+    signal that does not apply, NaN, time) are a Decision(discard) with their reason. A bug raises. `log` gets one record per
+    request, of those that are decided without the gate, too (`note`).
 
     `calibration` None: uncalibrated. `speed`: of this device, so that decisions predict milliseconds. `switch`: False, or an
     OSError, ends all use at once. `log` may raise OSError, which refuses; whatever else it raises counts as a bug. `clock`,
@@ -94,23 +97,40 @@ class CalibratedGate:
         ms = None if self.speed is None else self.speed.ms(parts)
         digest = None if self.calibration is None else self.calibration.digest
         decision = replace(decision, calibration=digest, predicted_flops=sum(parts.values()), predicted_ms=ms)
-        final = decision
-        if self.policy.shadow and decision.accepted:
-            final = replace(
-                decision, verdict="discard", reason="disabled", detail=f"shadow: would be {decision.verdict}"
-            )
-        return self._logged(final, decision, evidence, values, spent)
+        final = self._shadowed(decision)
+        return self._logged(
+            final, decision, evidence.snapshot, len(evidence.ids), evidence.plan,
+            signals=values, gate_flops=sum(spent.values()),
+        )  # fmt: skip
 
-    def _refused(self, evidence: Evidence) -> Decision | None:
-        """What is known before any signal is read."""
-        calibration, policy = self.calibration, self.policy
-        if not policy.enabled:
+    def note(self, decision: Decision, snapshot: KVSnapshot, ids: Tensor, plan: RepairPlan) -> Decision:
+        """Logs a decision made without the gate: a refusal before it, or an exact handoff, which the kill switch, a tenant
+        that is off and shadow mode refuse like any other. `ids` `[tokens]`: the receiver's prompt."""
+        if decision.accepted and (off := self._off()) is not None:
+            decision = replace(off, predicted_flops=decision.predicted_flops)
+        return self._logged(self._shadowed(decision), decision, snapshot, len(ids), plan, signals=None, gate_flops=0)
+
+    def _shadowed(self, decision: Decision) -> Decision:
+        if not self.policy.shadow or not decision.accepted:
+            return decision
+        return replace(decision, verdict="discard", reason="disabled", detail=f"shadow: would be {decision.verdict}")
+
+    def _off(self) -> Decision | None:
+        """A refusal where the tenant or the kill switch allows no use at all."""
+        if not self.policy.enabled:
             return discard("disabled", f"tenant {self.tenant!r} does not use translations")
         try:
             if not self.switch():
                 return discard("disabled", "switched off")
         except OSError as error:
             return discard("disabled", f"the kill switch could not be read: {type(error).__name__}: {error}"[:300])
+        return None
+
+    def _refused(self, evidence: Evidence) -> Decision | None:
+        """What is known before any signal is read."""
+        if (off := self._off()) is not None:
+            return off
+        calibration, policy = self.calibration, self.policy
         if calibration is None:
             return discard("uncalibrated", "no calibration was given; run kvbridge gate calibrate")
         if policy.valid_until is not None and not self.now() <= policy.valid_until:
@@ -170,30 +190,16 @@ class CalibratedGate:
         return Decision("discard", "gate_refused", score=score, threshold=max(allowed))
 
     def _logged(
-        self,
-        final: Decision,
-        decided: Decision,
-        evidence: Evidence,
-        values: Mapping[str, float],
-        spent: Mapping[str, int],
+        self, final: Decision, decided: Decision, snapshot: KVSnapshot, tokens: int, plan: RepairPlan, **gate: Any
     ) -> Decision:
         if self.log is None:
             return final
-        record: dict[str, Any] = {
-            **final.to_json(), "decided": decided.verdict, "tenant": self.tenant, "shadow": self.policy.shadow,
-            "tokens": len(evidence.ids), "plan": [evidence.plan.sinks, evidence.plan.tail, evidence.plan.layers],
-            "text": evidence.snapshot.text_digest, "signals": {c: v if math.isfinite(v) else None for c, v in values.items()},
-            "gate_flops": sum(spent.values()), "time": self.now(),
-        }  # fmt: skip
-        try:
-            self.log(record)
-        except OSError as error:
-            return replace(
-                discard("fault", f"the decision could not be logged: {error}"),
-                predicted_flops=final.predicted_flops,
-                predicted_ms=final.predicted_ms,
-            )
-        return final
+        digest = None if self.calibration is None else self.calibration.digest
+        record = record_of(
+            final, decided, snapshot, tokens, plan, **gate,
+            calibration=digest, tenant=self.tenant, shadow=self.policy.shadow, time=self.now(),
+        )  # fmt: skip
+        return kept(self.log, record, final)
 
 
 class Ladder:

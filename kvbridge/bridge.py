@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -66,6 +66,16 @@ class Gate(Protocol):
         ...
 
 
+@runtime_checkable
+class NotingGate(Gate, Protocol):
+    """A gate that is told of decisions it had no part in, too: refusals before it, and handoffs that are exact throughout."""
+
+    def note(self, decision: Decision, snapshot: KVSnapshot, ids: Tensor, plan: RepairPlan) -> Decision:
+        """The decision to act on, the same or a refusal; called once per request that `decide` never sees. `ids` `[tokens]` are
+        the receiver's."""
+        ...
+
+
 class Ledger(Protocol):
     """Accounts for the bytes of translators in use."""
 
@@ -78,7 +88,8 @@ class Bridge:
     """Hands conversations from `sender` to `receiver` with one translator.
 
     `asset` is a loaded Asset or a Translator; None when both models are the same or share all layers, so that nothing
-    is translated. `gate` decides per request (None: every translation is `use_approximate`), `ledger` leases bytes.
+    is translated. `gate` decides per request (None: every translation is `use_approximate`); a NotingGate also hears of what
+    is decided without it. `ledger` leases bytes.
     Nothing about a request raises: it is a Decision(discard) and the handoff is a dense prefill. Misuse raises
     UsageError.
     """
@@ -137,13 +148,18 @@ class Bridge:
             request = changed or prepare(
                 snapshot, text, encoding, plan, self.sender, self.receiver, self.translator, self.min_exact_share
             )
-            prepared.append(self._dense(encoding, request) if isinstance(request, Decision) else request)
+            prepared.append(
+                self._refuse(request, snapshot, encoding, plan) if isinstance(request, Decision) else request
+            )
         ready = [request for request in prepared if isinstance(request, Request)]
         if ready and self.ledger is not None and self.asset is not None:
             lease = self.ledger.lease(self.asset)
             if lease is None:
                 refusal = discard("no_room", f"no room for {self.asset.manifest.weights_bytes} bytes")
-                return [self._dense(r.encoding, refusal) if isinstance(r, Request) else r for r in prepared]
+                return [
+                    self._refuse(refusal, r.snapshot, r.encoding, plan) if isinstance(r, Request) else r
+                    for r in prepared
+                ]
             with lease:
                 done = iter(self._finish(ready, plan))
         else:
@@ -218,9 +234,8 @@ class Bridge:
             for name, tensor in streams.items():
                 value = receiver.rotation.rotate(tensor, rows, layer) if name == "k" else tensor
                 if not bool(torch.isfinite(value).all()):
-                    return self._dense(
-                        request.encoding, discard("not_finite", f"layer {layer} {name} of the translation")
-                    )
+                    refusal = discard("not_finite", f"layer {layer} {name} of the translation")
+                    return self._refuse(refusal, request.snapshot, request.encoding, plan)
                 cache[layer][name][at] = value.to(receiver.dtype)
         self._fill_exact(request, cache)
         before = [{name: t.clone() for name, t in layer.items()} for layer in cache] if self.gate is not None else cache
@@ -229,7 +244,8 @@ class Bridge:
             states = recompute(receiver, ids, cache, request.chosen, following=None if self.gate is None else last)
         self._fill_exact(request, cache)
         if not all(bool(torch.isfinite(t).all()) for layer in cache for t in layer.values()):
-            return self._dense(request.encoding, discard("not_finite", "the cache after repair"))
+            refusal = discard("not_finite", "the cache after repair")
+            return self._refuse(refusal, request.snapshot, request.encoding, plan)
         decision = self._decide(request, plan, before, cache, states, queries)
         if not decision.accepted:
             return self._dense(request.encoding, decision)
@@ -269,7 +285,8 @@ class Bridge:
         parts = self._parts(request)
         flops = sum(parts.values())
         if request.exact_layers >= len(cache):
-            return Decision("use", "exact", predicted_flops=flops)
+            exact = Decision("use", "exact", predicted_flops=flops)
+            return self._noted(exact, request.snapshot, request.encoding, plan)
         if self.gate is None:
             return Decision("use_approximate", "ungated", predicted_flops=flops)
         assert states is not None
@@ -312,6 +329,18 @@ class Bridge:
         digest = None if self.asset is None else self.asset.digest
         depth = 0 if request.exact_layers >= len(self.receiver.layers) else request.snapshot.provenance.depth + 1
         return Provenance(self.sender.geometry.digest, self.receiver.geometry.digest, digest, depth, spans_of(matrix))
+
+    def _noted(self, decision: Decision, snapshot: KVSnapshot, encoding: Encoding, plan: RepairPlan) -> Decision:
+        """A decision that the gate had no part in, after the gate took note of it where it does."""
+        if not isinstance(self.gate, NotingGate):
+            return decision
+        found = self.gate.note(decision, snapshot, encoding.ids, plan)
+        if found.accepted and not decision.accepted:
+            raise UsageError(f"expected a gate's note to keep the refusal {decision.reason}, found {found.verdict}")
+        return found
+
+    def _refuse(self, refusal: Decision, snapshot: KVSnapshot, encoding: Encoding, plan: RepairPlan) -> Handoff:
+        return self._dense(encoding, self._noted(refusal, snapshot, encoding, plan))
 
     def _dense(self, encoding: Encoding, decision: Decision) -> Handoff:
         provenance = exact_provenance(self.receiver.geometry.digest, len(self.receiver.layers), 0)
