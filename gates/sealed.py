@@ -62,12 +62,24 @@ class Calibration:
 
     @property
     def refusal(self) -> str:
-        """Why nothing is accepted, and what it takes."""
+        """Why nothing is accepted, what it takes, and how common damage is where that is known."""
+        rate = self.base_rate
         return (
             f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few were accepted without "
             f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure; "
             "calibrate on more texts (--data, a higher --limit), or with a higher --alpha or --lenient"
+            + (
+                ""
+                if rate is None
+                else f"; damage is {rate[0] / rate[1]:.0%} of the report part ({rate[0]} of {rate[1]})"
+            )
         )
+
+    @property
+    def base_rate(self) -> tuple[int, int] | None:
+        """(damaged, all) requests of the report part, on the first rung and before any gate; None where it is not known."""
+        damaged, items = self.report.get("damaged"), self.report.get("items")
+        return (damaged, items) if type(damaged) is int and type(items) is int and 0 <= damaged <= items > 0 else None
 
     def knows(self, document: str) -> bool:
         """Whether a document had a say in the statistics, the score or the thresholds: nothing measured on it counts."""

@@ -17,7 +17,7 @@ from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.gates.timing import Timing
 
 TOKENS = 2048
-PROMISED = {"use": "use", "use_approximate": "use or use_approximate"}
+PROMISED = {"use": "use", "use_approximate": "all accepted"}
 EXPIRES = (
     "another translator (digest)",
     "a change of either model's weights, adapters, tokenizer, RoPE, settings or cache dtype (digests)",
@@ -56,6 +56,12 @@ def levels_of(found: Calibration) -> dict[str, dict[str, Any]]:
     return body
 
 
+def damage_of(found: Calibration) -> dict[str, Any] | None:
+    """How common damage is without a gate, on the report part; None where the calibration does not say."""
+    rate = found.base_rate
+    return None if rate is None else {"part": "report", "requests": rate[1], "damaged": rate[0], "share": rate[0] / rate[1]}  # fmt: skip
+
+
 def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     """A calibration for people or machines."""
     share, scores = costs_of(found, asset), found.report.get("auroc", {})
@@ -67,7 +73,7 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     if as_json:
         emit({
             **found.body(), "digest": found.digest, "usable": found.usable, "levels": levels_of(found),
-            "signal_table": signals, "auroc_score": found.report.get("auroc_score"), "gate_share_2048": sum(share.values()),
+            "signal_table": signals, "auroc_score": found.report.get("auroc_score"), "gate_share_2048": sum(share.values()), "damage": damage_of(found),
             "expires_with": list(EXPIRES), "refusal": None if found.usable else found.refusal,
         })  # fmt: skip
         return
@@ -75,8 +81,15 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     print(f"{where}: digest {found.digest}, of translator {found.translator[:12]}…")
     print(f"damage: {found.label}{limit} ({LABELS[found.label].about})")
     print("repair plans: " + "; ".join(f"sinks {r.plan.sinks}, tail {r.plan.tail}, layers {r.plan.layers}" for r in found.rungs))  # fmt: skip
+    rate = found.base_rate
+    seen = "" if rate is None else f" ({rate[0]} damaged, {rate[0] / rate[1]:.0%})"
     print(
-        "requests by part: " + ", ".join(f"{part} {found.counts[part]}" for part in GATE_PARTS if part in found.counts)
+        "requests by part: "
+        + ", ".join(
+            f"{part} {found.counts[part]}{seen if part == 'report' else ''}"
+            for part in GATE_PARTS
+            if part in found.counts
+        )
     )
     levels(found)
     if not found.usable:
@@ -87,8 +100,13 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
         print(
             f"conformal risk control: P(accepted and damaged) ≤ {found.alpha:g} on average at threshold {found.conformal:.4f}"
         )
+    print()
+    print(
+        f"signals: AUROC for damage on the report part ({found.report.get('items', 0)} requests"
+        f"{'' if rate is None else f', {rate[0]} damaged'}); all together {found.report.get('auroc_score')}"
+    )
     table(
-        f"signals: AUROC for damage on the report part ({found.report.get('items', 0)} requests); all together {found.report.get('auroc_score')}",
+        "",
         ["signal", "AUROC by column", f"share of a {TOKENS}-token prefill"],
         [
             [
@@ -98,6 +116,7 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
             for s, body in signals.items()
         ],
     )  # fmt: skip
+    print("An AUROC below 0.5 means that high values go with less damage.")
     print(f"all signals together: {sum(share.values()):.2%} of a prefill of {TOKENS} tokens (shared parts once)")
     print(f"expires with: {'; '.join(EXPIRES)}; calibration texts: digest {found.corpus_digest[:12]}…")
 
@@ -112,10 +131,16 @@ def levels(found: Calibration) -> None:
             "" if threshold is None else f"{level['failures_when_set']} of {level['accepted_when_set']}",
             "–" if coverage is None else f"{coverage:.1%}", f"{risk[0]:.1%} to {risk[1]:.1%}" if risk else "–",
         ])  # fmt: skip
+    rate = found.base_rate
     table(
-        f"P(damaged | accepted) ≤ α at confidence {1 - found.delta:.0%}",
-        ["accepted as", "α", "threshold", "failures when set", "coverage, report part", "risk there, 95 %"], rows,
+        f"P(damaged | among) ≤ α at confidence {1 - found.delta:.0%}"
+        + ("" if rate is None else f"; {rate[0] / rate[1]:.0%} damaged without a gate"),
+        ["among", "α", "threshold", "failures", "coverage", "risk, 95 %"], rows,
     )  # fmt: skip
+    print(
+        "all accepted: use and use_approximate together; failures: when the threshold was set; coverage, risk and damage "
+        "without a gate: report part"
+    )
     alone = levels_of(found)["use_approximate"]["alone"]
     if alone["tagged"] is not None:
         risk = alone["risk_ci"]
@@ -152,7 +177,8 @@ def show_timing(found: Timing, as_json: bool) -> None:
         if not missing
         else f"default signals without {', '.join(missing)} (not in the calibration)"
     )
-    print(
-        f"{which}: {found.default_ms:.1f} ms, {found.default_share:.2%} of a prefill measured, "
-        f"{found.default_flops / found.prefill_flops:.2%} counted: {found.default_share / BUDGET:.0%} of a budget of {BUDGET:.0%}"
-    )
+    said = f"{which}: {found.default_ms:.1f} ms, {found.default_share:.2%} of a prefill measured, "
+    said += f"{found.default_flops / found.prefill_flops:.2%} counted"
+    if found.tokens >= TOKENS:
+        said += f": {found.default_share / BUDGET:.0%} of a budget of {BUDGET:.0%}"
+    print(said)

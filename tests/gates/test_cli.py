@@ -11,6 +11,7 @@ import pytest
 from kvbridge.cli import main
 from kvbridge.errors import DataError
 from kvbridge.gates.calibration import save_calibration
+from kvbridge.gates.guarantee import Tested as Passed
 from kvbridge.gates.score import Score
 from kvbridge.gates.sealed import Rung
 from kvbridge.gates.signals import DEFAULT, SIGNALS
@@ -19,15 +20,21 @@ from tests.gates.conftest import PLAN, made_calibration
 LENGTH = Score(("length",), (0.0,), (1.0,), (0.0,), 0.0)
 
 SEEN = {"coverage": 0.5, "accepted": 10, "damaged": 1, "risk_ci": [0.01, 0.4]}
-REPORT = {"items": 20, "strict": None, "lenient": SEEN, "approximate": {**SEEN, "accepted": 8, "damaged": 3}}
+REPORT = {
+    "items": 20,
+    "damaged": 6,
+    "strict": None,
+    "lenient": SEEN,
+    "approximate": {**SEEN, "accepted": 8, "damaged": 3},
+}
 
 
 @pytest.fixture
 def kvbridge(monkeypatch, capsys):
     """Runs a command as `kvbridge` does, in this process; returns what it printed on stdout and stderr."""
 
-    def run(*arguments, code=0):
-        monkeypatch.setenv("COLUMNS", "200")
+    def run(*arguments, code=0, columns=200):
+        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr(sys, "argv", ["kvbridge", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -64,14 +71,42 @@ def test_show(kvbridge, calibrated):
         "1 of 400",
         "use_approximate",
         "none holds",
-        "use or use_approximate",
+        "all accepted: use and use_approximate together",
+        "score 10, thresholds 400, report 20 (6 damaged, 30%)",
+        "30% damaged without a gate",
+        "(20 requests, 6 damaged)",
+        "below 0.5 means that high values go with less damage",
         "tagged use_approximate, on the report part: 3 of 8 damaged",
         "nothing is promised of these alone",
         "expires with",
         "sender_first",
         "of a prefill of 2048 tokens",
     ):
+        assert word in " ".join(shown.split())
+    assert body["damage"] == {"part": "report", "requests": 20, "damaged": 6, "share": 0.3}
+
+
+def test_nothing_is_cut_at_eighty_columns(kvbridge, pair, tmp_path):
+    passed = Passed(0.123456, 1234, 123, 0.01)
+    auroc = {c: 0.5 for s in SIGNALS.values() for c in s.columns}
+    report = {**REPORT, "lenient": {**SEEN, "risk_ci": [0.1234, 0.4321]}, "strict": SEEN, "auroc": auroc}
+    save_calibration(made_calibration(pair, strict=passed, lenient=passed, report=report), tmp_path / "gate")
+    shown = kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / "gate", columns=80)[0]
+    tables = [line for line in shown.splitlines() if "digest" not in line]
+    assert not [line for line in tables if "…" in line]
+    for word in ("all accepted", "123 of 1234", "12.3% to 43.2%", "coverage", "sender_early", *auroc):
         assert word in shown
+
+
+def test_a_calibration_that_holds_nothing_says_how_common_damage_is(kvbridge, pair, tmp_path):
+    for name, report, said in (("new", REPORT, True), ("old", {"items": 20}, False), ("none", {"items": 0}, False)):
+        save_calibration(made_calibration(pair, strict=None, lenient=None, report=report), tmp_path / name)
+        shown = kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / name)[0]
+        assert ("damage is 30% of the report part (6 of 20)" in shown) == said
+        assert "takes 149 accepted ones without a failure" in shown
+        body = json.loads(kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / name, "--json")[0])
+        assert (body["damage"] is None) == (not said)
+        assert ("of the report part" in body["refusal"]) == said
 
 
 def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
@@ -103,7 +138,9 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     shown = kvbridge(*common)[0]
     assert "all signals: " in shown
     assert "default signals alone: " in shown
-    assert "of a budget of 2%" in shown
+    assert "budget" not in shown, "it is defined at 2,048 tokens"
+    monkeypatch.setattr("kvbridge.cli_gate_show.TOKENS", 200)
+    assert "of a budget of 2%" in kvbridge(*common)[0]
     save_calibration(made_calibration(pair, signals=("length", "next_token"), rungs=(Rung(PLAN, LENGTH, {}),)), tmp_path / "few")  # fmt: skip
     shown = kvbridge(*common[:4], tmp_path / "few", *common[5:])[0]
     assert (
