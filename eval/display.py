@@ -138,15 +138,41 @@ def measured(summary: Summary) -> str:
 
 
 def gate_words(summary: Summary) -> list[str]:
-    """Per task what the gate decided, and why it turned caches away."""
+    """Per task what the gate decided and why, and what it saves or costs; verdicts and reasons as a Decision names them."""
     lines = []
     for task, found in (summary["gate"] or {}).items():
-        said = ", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in found["verdicts"].items())
-        why = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in found.get("reasons", {}).items())
+        said = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items())
+        why = ", ".join(f"{count} {reason}" for reason, count in found.get("reasons", {}).items())
         lines.append(f"Gate, {TASKS.get(task, task)}: {said}" + (f" ({why})" if why else ""))
         if ended := rungs(summary, found):
             lines.append(f"Repair ladder, {TASKS.get(task, task)}: {', '.join(ended)}")
+        if cost := gate_cost(summary, task):
+            lines.append(f"Cost, {TASKS.get(task, task)}: {cost}")
     return lines
+
+
+def gate_cost(summary: Summary, task: str) -> str:
+    """What requests behind the gate cost on average, refused ones included, beside prefilling them all; empty where no row says."""
+    gated = summary["tasks"][task]["conditions"]["gated"]
+    if (share := gated["prefill_share"]) is None:
+        return ""
+    ci = interval(gated["prefill_share_ci"], "percent")
+    worth = (
+        "the gate costs more than it saves here"
+        if share > 1
+        else f"the gate saves {number(1 - share, 'percent')} of a prefill"
+    )
+    return (
+        f"behind the gate a request takes {number(share, 'percent')} of a prefill's FLOPs on average"
+        + (f" ({ci}, 95% interval)" if ci else "")
+        + f", native 100%: {worth}"
+    )
+
+
+def rows_left_out(summary: Summary) -> str:
+    """How many rows were not used, and that a row is no item; empty where all were."""
+    lost = [f"{n} {what}" for what in ("failed", "excluded", "missing") if (n := summary["counts"][what])]
+    return f"Rows left out (rows are items times conditions): {', '.join(lost)}" if lost else ""
 
 
 def rungs(summary: Summary, gate: Mapping[str, Any]) -> list[str]:
@@ -164,7 +190,7 @@ class Terminal:
     summary: Summary
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        summary, counts = self.summary, self.summary["counts"]
+        summary = self.summary
         yield Text(summary["headline"], style="bold")
         for reason in summary["verdict_reasons"][1:]:
             yield Padding(Text(reason, style="dim"), (0, 0, 0, 2))
@@ -172,9 +198,8 @@ class Terminal:
         yield Text(f"{' → '.join(pair_name(summary))}, {measured(summary)}, {summary['documents']} documents")
         narrow = options.max_width < 100
         yield self._table([m for m in columns(summary) if not narrow or m.key not in ("loss", "agreement")])
-        lost = [f"{counts[what]} {what}" for what in ("failed", "excluded", "missing") if counts[what]]
-        if lost:
-            yield Text(f"Rows left out: {', '.join(lost)}", style="yellow")
+        if lost := rows_left_out(summary):
+            yield Text(lost, style="yellow")
         for line in gate_words(summary):
             yield Text(line)
 
@@ -219,7 +244,11 @@ def markdown(summary: Summary, command: str | None = None) -> str:
     for task, conditions in summary["denominators"]["cascading"].items():
         lines += [_denominator(summary, task, name) for name in ordered(conditions)]
     counts = summary["counts"]
-    lines += ["", f"{counts['failed']} failed, {counts['excluded']} excluded, {counts['missing']} missing rows."]
+    lines += [
+        "",
+        f"{counts['failed']} failed, {counts['excluded']} excluded, {counts['missing']} missing rows "
+        "(rows are items times conditions).",
+    ]
     lines += [line for words in gate_words(summary) for line in ("", plain(words))]
     lines += ["", f"`{command.replace('`', '')}`"] if command else []
     return "\n".join(lines) + "\n"

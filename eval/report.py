@@ -110,6 +110,7 @@ def render_html(
             role=display.role,
             predictor=display.predictor,
             rungs=display.rungs,
+            gate_cost=display.gate_cost,
             metrics=display.columns(summary),
             names=ordered(summary["conditions"]),
             ordered=ordered,

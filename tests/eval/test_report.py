@@ -229,7 +229,7 @@ def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: M
         assert max(map(len, text.splitlines())) <= width
         assert "…" not in text
         assert ("Loss" in text) == ("Agreement" in text) == (width >= 100)
-        assert "Rows left out: 1 failed" in text
+        assert "Rows left out (rows are items times conditions): 1 failed" in text
         assert text.lstrip().startswith(summary["verdict"].capitalize())
 
 
@@ -314,6 +314,32 @@ def test_a_gate_without_scores_shows_what_it_decided_and_why(rows_of: MakeRows) 
     console = Console(record=True, width=120)
     console.print(display.Terminal(summary))
     assert f"{count} discard ({count} uncalibrated)" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (1.37, "137.0% of a prefill's FLOPs on average, native 100%: the gate costs more than it saves here"),
+        (0.4, "40.0% of a prefill's FLOPs on average, native 100%: the gate saves 60.0% of a prefill"),
+        (None, None),
+    ],
+)
+def test_what_a_gate_saves_or_costs_is_said_everywhere(
+    rows_of: MakeRows, share: float | None, said: str | None
+) -> None:
+    decided: dict[str, Any] = {"verdict": "use_approximate", "reason": "gate_lenient", "prefill_share": share}
+    rows = [replace(r, **decided) if r.condition == "gated" else r for r in rows_of(gated=True, tasks=("recall",))]
+    summary = summarise(rows, META)
+    console = Console(record=True, width=200)
+    console.print(display.Terminal(summary))
+    texts = (console.export_text(), display.markdown(summary), html.unescape(render_html(summary, rows, META)))
+    for text in texts:
+        assert "use_approximate" in text.replace("\\", "")
+        assert "gate_lenient" in text.replace("\\", "")
+        if said:
+            assert said in text
+        else:
+            assert "behind the gate a request takes" not in text
 
 
 def test_items_left_out_are_not_counted_as_measured_and_no_verdict_is_shown(rows_of: MakeRows) -> None:
