@@ -20,6 +20,8 @@ SPLITS = ("train", "validation", "test")
 MOST_NAMES = 200_000
 """Documents whose names a fit keeps; of a larger corpus none are kept."""
 LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+READERS = tuple(f"datasets.packaged_modules.{kind}.{kind}" for kind in sorted(set(LOADERS.values())))
+"""Loggers of the readers."""
 
 
 @dataclass(frozen=True)
@@ -103,28 +105,36 @@ def check_data(source: str) -> None:
     does not begin with a document; for every file named after a split, else the first. A Hub dataset id is not looked up."""
     files = _files(source)
     for file in files if files and files[0].stem in SPLITS else files[:1]:
-        with _without_log("datasets"):
-            first = next(read_documents(file), None)
+        first = next(read_documents(file), None)
         if first is None:
             raise DataError(f"{file}: expected texts, found none that is not empty")
 
 
 @contextmanager
-def _without_log(name: str) -> Iterator[None]:
-    """Keeps a library from logging what is raised anyway."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def _without_logs() -> Iterator[None]:
+    """Keeps the readers of `datasets` from logging what they raise anyway; whatever else logs is left alone."""
+    loggers = [logging.getLogger(name) for name in READERS]
+    before = [logger.disabled for logger in loggers]
     try:
+        for logger in loggers:
+            logger.disabled = True
         yield
     finally:
-        logger.setLevel(level)
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def _streamed(load: Callable[[], Iterable[Any]], what: str) -> Iterator[Any]:
     """Rows of `load()`; what the readers raise on missing or malformed data becomes a DataError that begins with `what`."""
     try:
-        yield from load()
+        with _without_logs():
+            rows, end = iter(load()), object()
+        while True:
+            with _without_logs():
+                row = next(rows, end)
+            if row is end:
+                return
+            yield row
     except (OSError, ValueError) as error:
         raise DataError(f"{what}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbridge.errors import DataError
-from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, split_of
+from kvbridge.fitting.data import READERS, SPLITS, Document, Splits, read_documents, split_of
 from kvbridge.geometry import short_name
 
 FRACTIONS = (0.8, 0.1, 0.1)
@@ -151,6 +152,27 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=r"a\.(jsonl|json|parquet|txt)"):
         list(read_documents(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_what_is_raised_is_not_logged_as_well(tmp_path, name):
+    (tmp_path / name).write_text("not json\nat all\n", "utf-8")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    log = logging.getLogger("datasets")
+    log.addHandler(handler)
+    try:
+        with pytest.raises(DataError, match="cannot be read as"):
+            texts(tmp_path / name)
+        assert not records
+        rows = read_documents(jsonl(tmp_path / "good.jsonl", [{"text": "one"}, {"text": "two"}]))
+        next(rows)
+        for reader in READERS:
+            logging.getLogger(reader).error("between rows")
+        assert len(records) == len(READERS), "only the read itself is silent"
+    finally:
+        log.removeHandler(handler)
 
 
 def test_columns_of_files_that_cannot_be_used(tmp_path):
