@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from kvbridge.errors import EvalError
+from kvbridge.errors import EvalError, unknown_names
 
 TAILS = (1, 32)
 OWN_TAIL = "_own_tail"
@@ -87,7 +87,4 @@ def check_names(names: Iterable[str], known: Iterable[str]) -> None:
     """Raises EvalError for names that are neither `known` nor a route at some tail."""
     known = list(known)
     if unknown := [n for n in names if n not in known and parsed(n) is None]:
-        raise EvalError(
-            f"expected conditions of {', '.join(known)} (or another tail, as translated_tail17), "
-            f"found {', '.join(unknown)}"
-        )
+        raise EvalError(unknown_names("conditions", unknown, known, " (or another tail, as translated_tail17)"))

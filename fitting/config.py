@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvbridge.align import MIN_EXACT_SHARE
-from kvbridge.errors import UsageError
+from kvbridge.errors import UsageError, unknown_names
 from kvbridge.features import hidden_layer
 from kvbridge.fitting.families import FAMILIES
 from kvbridge.fitting.select import SELECTORS
@@ -51,7 +51,7 @@ class FitConfig:
     def __post_init__(self) -> None:
         for name, known in (("family", FAMILIES), ("selection", SELECTORS), ("solver", SOLVERS)):
             if getattr(self, name) not in known:
-                raise UsageError(f"expected {name} to be one of {', '.join(known)}, found {getattr(self, name)!r}")
+                raise UsageError(unknown_names(f"a {name}", [str(getattr(self, name))], known))
         hidden_layer(self.receiver_features)
         for name in ("layers", "max_tokens", "stride", "batch_tokens"):
             if getattr(self, name) < 1:

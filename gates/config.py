@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kvbridge.errors import UsageError
+from kvbridge.errors import UsageError, unknown_names
 from kvbridge.gates.guarantee import check_levels
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import DEFAULT, SIGNALS
@@ -33,14 +33,14 @@ class GateConfig:
         check_levels(self.alpha, self.delta)
         check_levels(self.lenient_alpha, self.delta)
         if self.label not in LABELS:
-            raise UsageError(f"expected label to be one of {', '.join(LABELS)}, found {self.label!r}")
+            raise UsageError(unknown_names("a label", [self.label], LABELS))
         if self.tau is not None and not 0 <= self.tau <= 1e6:
             raise UsageError(f"expected tau from 0 to 1e6, found {self.tau}")
         unknown = [s for s in self.signals if s not in SIGNALS]
-        if unknown or not self.signals or len(set(self.signals)) != len(self.signals):
-            raise UsageError(
-                f"expected signals of {', '.join(SIGNALS)}, each once, found {', '.join(unknown or self.signals) or 'none'}"
-            )
+        if unknown or not self.signals:
+            raise UsageError(unknown_names("signals", unknown, SIGNALS))
+        if len(set(self.signals)) != len(self.signals):
+            raise UsageError(f"expected each signal once, found {', '.join(self.signals)}")
         if not 1 <= len(self.plans) <= MAX_PLANS or len(set(self.plans)) != len(self.plans):
             raise UsageError(f"expected 1 to {MAX_PLANS} different repair plans, found {str(self.plans)[:200]}")
         for one, other in pairwise(self.plans):

@@ -10,6 +10,15 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def _share(value: float) -> float:
+    """A risk or a confidence, checked before anything is imported for it: typer knows closed intervals only."""
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"expected a number between 0 and 1, found {value:g}")
+    return value
+
+
 gate = typer.Typer(help="Decide per request whether a translated cache may be used.", no_args_is_help=True)
 
 
@@ -20,16 +29,19 @@ def gate_calibrate(
         str | None, typer.Option(help="A .jsonl, .parquet or .txt file, a folder, or a Hub dataset id.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Calibration folder; default: ASSET.gate.")] = None,
-    alpha: Annotated[float, typer.Option(help="Risk of `use`: P(damaged | `use`).")] = 0.02,
+    alpha: Annotated[float, typer.Option(help="Risk of `use`: P(damaged | `use`).", callback=_share)] = 0.02,
     lenient: Annotated[
         float,
         typer.Option(
-            help="Risk of all accepted requests, `use` and `use_approximate` together; not of those tagged `use_approximate` alone. A ladder stops climbing at this risk."
+            help="Risk of all accepted requests, `use` and `use_approximate` together; not of those tagged `use_approximate` alone. A ladder stops climbing at this risk.",
+            callback=_share,
         ),
     ] = 0.1,
-    delta: Annotated[float, typer.Option(help="1 − confidence of both.")] = 0.05,
+    delta: Annotated[float, typer.Option(help="1 − confidence of both.", callback=_share)] = 0.05,
     label: Annotated[str, typer.Option(help="next_token, continuation, lost_answer, loss_gap or kl.")] = "next_token",
-    tau: Annotated[float | None, typer.Option(help="Limit of loss_gap and kl (nats), tokens of continuation.")] = None,
+    tau: Annotated[
+        float | None, typer.Option(help="Limit of loss_gap and kl (nats), tokens of continuation.", min=0, max=1e6)
+    ] = None,
     tails: Annotated[str, typer.Option(help="Repair ladder: recomputed tail tokens, comma-separated.")] = "17",
     signals: Annotated[
         str | None,

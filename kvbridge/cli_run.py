@@ -23,7 +23,7 @@ from kvbridge.cli import emit, say, table
 from kvbridge.cli_checks import check_controls, check_models, check_out, check_spill
 from kvbridge.cli_progress import counted, progress_of
 from kvbridge.contract import difference
-from kvbridge.errors import EvalError, UsageError
+from kvbridge.errors import EvalError, UsageError, unknown_names
 from kvbridge.eval.chosen import make_items
 from kvbridge.eval.conditions import CONDITIONS
 from kvbridge.eval.display import Terminal
@@ -158,13 +158,10 @@ def run_eval(
     processes: int, as_json: bool,
 ) -> None:  # fmt: skip
     """`kvbridge eval run`."""
-    unknown = [c for c in conditions or () if c not in CONDITIONS and parsed(c) is None] + [
-        t for t in tasks or () if t not in TASKS
-    ]
-    if unknown:
-        raise UsageError(
-            f"expected conditions of {', '.join(CONDITIONS)} and tasks of {', '.join(TASKS)}, found {', '.join(unknown)}"
-        )
+    if unknown := [c for c in conditions or () if c not in CONDITIONS and parsed(c) is None]:
+        raise UsageError(unknown_names("conditions", unknown, CONDITIONS, " (or another tail, as translated_tail17)"))
+    if unknown := [t for t in tasks or () if t not in TASKS]:
+        raise UsageError(unknown_names("tasks", unknown, TASKS))
     check_out(out)
     if data is not None:
         check_data(data)

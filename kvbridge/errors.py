@@ -24,6 +24,11 @@ What depends on one request (no asset, another text, positions out of range, …
 it is a `kvbridge.Decision` with a reason, and the caller prefills.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class KVBridgeError(Exception):
     """Base of all; its message says what was expected, what was found and what to do."""
@@ -99,3 +104,12 @@ class TransferFailed(StoreError):
 
 class EvalError(KVBridgeError):
     """An evaluation that cannot be computed from what is there."""
+
+
+def unknown_names(what: str, unknown: Iterable[str], known: Iterable[str], hint: str = "") -> str:
+    """The message on names that are none of `known`: what there is, what was found, and the nearest name to each."""
+    unknown, known = [str(name) for name in unknown], list(known)
+    near = [close[0] for name in unknown if (close := get_close_matches(name, known, n=1))]
+    return f"expected {what} of {', '.join(known)}{hint}, found {', '.join(unknown) or 'none'}" + (
+        f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
+    )

@@ -159,7 +159,7 @@ def test_what_is_raised_is_not_logged_as_well(tmp_path, name):
     (tmp_path / name).write_text("not json\nat all\n", "utf-8")
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append
     log = logging.getLogger("datasets")
     log.addHandler(handler)
     try:

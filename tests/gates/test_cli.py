@@ -12,6 +12,7 @@ from kvbridge.cli import main
 from kvbridge.errors import DataError
 from kvbridge.gates.calibration import save_calibration
 from kvbridge.gates.guarantee import Tested as Passed
+from kvbridge.gates.labels import LABELS
 from kvbridge.gates.score import Score
 from kvbridge.gates.sealed import Rung
 from kvbridge.gates.signals import DEFAULT, SIGNALS
@@ -122,6 +123,28 @@ def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
         _, stderr = kvbridge(*arguments, code=code)
         assert stderr.startswith("kvbridge: ")
         assert len(stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "near"),
+    [
+        (("--signals", "length,tail_los"), "tail_los", "tail_loss"),
+        (("--signals", "psychic"), "psychic", None),
+        (("--label", "next_tokens"), "next_tokens", "next_token"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest(kvbridge, pair, tmp_path, given, found, near):
+    _, stderr = kvbridge("gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2)
+    known = SIGNALS if given[0] == "--signals" else LABELS
+    words = " ".join(stderr.split())
+    assert f"of {', '.join(known)}, found {found}" in words
+    assert words.endswith(f"found {found}; did you mean {near}?" if near else f"found {found}")
+
+
+def test_a_signal_given_twice_is_said_to_be(kvbridge, pair, tmp_path):
+    given = ("--signals", "length,length")
+    _, stderr = kvbridge("gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2)
+    assert "expected each signal once, found length, length" in stderr
 
 
 def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
