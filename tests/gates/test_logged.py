@@ -17,6 +17,7 @@ from kvbridge.gates.policy import CalibratedGate, Ladder, Policy
 from kvbridge.models import Model
 from kvbridge.provenance import discard
 from tests.gates.conftest import PLAN, made_calibration
+from tests.gates.test_ladder import tails_of
 from tests.gates.test_policy import assert_dense, gate_of, handed, raising
 
 
@@ -142,6 +143,19 @@ def test_a_ladder_leaves_one_line_per_attempt(pair, logged):
     ladder.handoff(own(pair, 3), pair.texts[0], tenant="b")
     ladder.handoff(own(pair), pair.texts[0], tenant="b")
     assert [(x["reason"], x["tenant"]) for x in lines()] == [("text_mismatch", "b"), ("gate_lenient", "b")]
+
+
+def test_every_rung_that_a_ladder_tries_is_a_line(pair, logged, monkeypatch):
+    monkeypatch.setattr("kvbridge.gates.policy.prefill_flops", lambda *_: 1 << 40)
+    log, lines = logged
+    tails_of(pair, (31,), log=log).handoff(own(pair), pair.texts[0])
+    tails_of(pair, (31,), log=log).handoff(own(pair, 3), pair.texts[0])
+    assert [(x["plan"][1], x["reason"]) for x in lines()] == [
+        (11, "gate_refused"),
+        (21, "gate_refused"),
+        (31, "gate_lenient"),
+        (11, "text_mismatch"),
+    ]
 
 
 @pytest.mark.parametrize("name", BEFORE)
