@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbridge.bridge import Evidence
+from kvbridge.evidence import Evidence
 from kvbridge.provenance import Decision, Verdict
 
 

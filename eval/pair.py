@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.asset import Asset, load_asset, load_controls, save_asset
-from kvbridge.bridge import Gate
 from kvbridge.errors import CorruptFile
 from kvbridge.eval.chosen import Excluded
 from kvbridge.eval.items import Item
 from kvbridge.eval.run import evaluate, finish
 from kvbridge.eval.setup import Setup
 from kvbridge.eval.workers import Recipe, workers
+from kvbridge.evidence import Gate
 from kvbridge.files import parse_json, write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit, fit

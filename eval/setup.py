@@ -10,10 +10,11 @@ from functools import cached_property
 import torch
 
 from kvbridge.asset import Asset
-from kvbridge.bridge import Bridge, Gate
+from kvbridge.bridge import Bridge
 from kvbridge.errors import EvalError
 from kvbridge.eval.plans import DEFAULT, against, parsed
 from kvbridge.eval.sharing import SharedTranslator
+from kvbridge.evidence import Gate
 from kvbridge.fitting.families.full_head import full_head
 from kvbridge.gates.policy import CalibratedGate, Ladder
 from kvbridge.models import Model

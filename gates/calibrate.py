@@ -11,9 +11,10 @@ from functools import partial
 import torch
 
 from kvbridge.asset import Asset
-from kvbridge.bridge import Bridge, Evidence
+from kvbridge.bridge import Bridge
 from kvbridge.cost import prefill_flops
 from kvbridge.errors import DataError, UsageError
+from kvbridge.evidence import Evidence
 from kvbridge.gates.config import PARTS, GateConfig, part_of
 from kvbridge.gates.extras import Extras, Gathering
 from kvbridge.gates.guarantee import items_needed

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvbridge.bridge import Evidence
 from kvbridge.errors import DataError
+from kvbridge.evidence import Evidence
 from kvbridge.geometry import KVGeometry
 from kvbridge.leverage import Factor
 from kvbridge.snapshot import LayerKV

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvbridge.bridge import Bridge, Evidence
+from kvbridge.bridge import Bridge
+from kvbridge.evidence import Evidence
 from kvbridge.gates.outcomes import FOLLOWING, Outcome, Pending, compare
 from kvbridge.geometry import digest_text
 from kvbridge.models import Encoding, Model

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from kvbridge.asset import Asset
-from kvbridge.bridge import Bridge, Evidence
+from kvbridge.bridge import Bridge
 from kvbridge.cost import Speed, prefill_flops
 from kvbridge.errors import UsageError
+from kvbridge.evidence import Evidence
 from kvbridge.gates.audit import Log, kept, record_of
 from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.sealed import Calibration, Rung

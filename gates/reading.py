@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kvbridge.bridge import Evidence
+from kvbridge.evidence import Evidence
 from kvbridge.features import early_kv, noted
 from kvbridge.gates.costs import FEW, KNOWN, PARTS, SAMPLED, SENDER_ROWS, Shape, early_layers
 from kvbridge.gates.extras import Extras

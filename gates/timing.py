@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from kvbridge.bridge import Bridge, Evidence
+from kvbridge.bridge import Bridge
 from kvbridge.cost import Speed, prefill_flops
 from kvbridge.errors import DataError, UsageError
+from kvbridge.evidence import Evidence
 from kvbridge.features import first_layers
 from kvbridge.gates.costs import BUDGET
 from kvbridge.gates.extras import Extras

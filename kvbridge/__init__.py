@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvbridge.asset import Asset, load_asset, load_controls, save_asset
-    from kvbridge.bridge import Bridge, Evidence
+    from kvbridge.bridge import Bridge
     from kvbridge.errors import KVBridgeError
+    from kvbridge.evidence import Evidence
     from kvbridge.fitting.config import FitConfig
     from kvbridge.fitting.job import Fit, fit
     from kvbridge.geometry import KVGeometry, Stream
@@ -27,7 +28,7 @@ _WHERE = {
     "Asset": "asset",
     "Bridge": "bridge",
     "Decision": "provenance",
-    "Evidence": "bridge",
+    "Evidence": "evidence",
     "Fit": "fitting.job",
     "FitConfig": "fitting.config",
     "Handoff": "handoff",

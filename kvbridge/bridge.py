@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvbridge.align import MIN_EXACT_SHARE, Alignment
+from kvbridge.align import MIN_EXACT_SHARE
 from kvbridge.asset import Asset
 from kvbridge.contract import check_models
 from kvbridge.cost import handoff_parts
 from kvbridge.errors import UsageError
+from kvbridge.evidence import Evidence, Gate, Ledger, NotingGate
 from kvbridge.handoff import Handoff
 from kvbridge.models import Encoding, Model
 from kvbridge.provenance import Decision, Provenance, discard, exact_provenance, spans_of
@@ -23,65 +24,6 @@ from kvbridge.repair import RepairPlan, fidelity_map, recompute
 from kvbridge.request import Request, prepare
 from kvbridge.snapshot import KVSnapshot, LayerKV
 from kvbridge.translator import Translator
-
-
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a gate may look at. `translated[layer][stream]` `[cached, heads, width]` is the cache as translated (rotated,
-    receiver dtype) before any token was recomputed, `repaired` after; `chosen` `[n]` the recomputed tokens; `states`
-    `[n + 1, hidden]` what leaves the receiver's last layer for the chosen tokens and for the prompt's last one, under the
-    repaired cache, `queries` the attention queries of the same tokens; `exact_layers` how many leading layers are the
-    receiver's own; `spans` `[tokens, 2]` of ids in the text; `parts` the FLOPs of the handoff by part of the work.
-    """
-
-    sender: Model
-    receiver: Model
-    asset: Asset | None
-    snapshot: KVSnapshot
-    text: str
-    ids: Tensor
-    plan: RepairPlan
-    chosen: Tensor
-    translated: list[LayerKV]
-    repaired: list[LayerKV]
-    features: Tensor | None
-    alignment: Alignment
-    parts: Mapping[str, int]
-    states: Tensor
-    exact_layers: int
-    spans: Tensor
-    queries: Queries
-
-    @property
-    def predicted_flops(self) -> int:
-        """FLOPs of the whole handoff."""
-        return sum(self.parts.values())
-
-
-class Gate(Protocol):
-    """Decides whether one translated cache may be used."""
-
-    def decide(self, evidence: Evidence) -> Decision:
-        """A Decision; never raises for a request that is merely bad."""
-        ...
-
-
-@runtime_checkable
-class NotingGate(Gate, Protocol):
-    """A gate that is told of decisions it had no part in, too: refusals before it, and handoffs that are exact throughout."""
-
-    def note(self, decision: Decision, snapshot: KVSnapshot, ids: Tensor, plan: RepairPlan) -> Decision:
-        """The decision to act on, the same or a refusal; called once per request that `decide` never sees. `ids` `[tokens]` are
-        the receiver's."""
-        ...
-
-
-class Ledger(Protocol):
-    """Accounts for the bytes of translators in use."""
-
-    def lease(self, asset: Asset) -> Any:
-        """A context manager that holds the asset's bytes, or None when there is no room."""
-        ...
 
 
 class Bridge:

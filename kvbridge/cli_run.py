@@ -18,7 +18,6 @@ from rich.console import Console
 import kvbridge
 from kvbridge import demo
 from kvbridge.asset import Asset, load_asset, save_asset
-from kvbridge.bridge import Gate
 from kvbridge.cli import emit, say, table
 from kvbridge.cli_checks import check_controls, check_models, check_out, check_spill
 from kvbridge.cli_progress import counted, progress_of
@@ -39,6 +38,7 @@ from kvbridge.eval.screen_data import Data as ScreenData
 from kvbridge.eval.screening import screening_table
 from kvbridge.eval.setup import check_alike, plans_of
 from kvbridge.eval.tasks import TASKS
+from kvbridge.evidence import Gate
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, check_data, read_documents
 from kvbridge.fitting.memory import check_memory, plan_memory

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 CORE = [
     "errors", "geometry", "files", "entries", "manifest", "card", "demo", "probe", "digests", "rope", "licence", "models", "align", "provenance",
     "snapshot_file", "snapshot", "prefill", "features", "queries", "repair", "translator", "leverage", "cost", "asset", "contract", "request",
-    "handoff", "bridge",
+    "handoff", "evidence", "bridge",
 ]  # fmt: skip
 BRANCHES = ("fitting", "gates", "registry")
 TOP = ("eval", "cli")

@@ -10,7 +10,7 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan
-from kvbridge.bridge import Evidence
+from kvbridge.evidence import Evidence
 from kvbridge.gates.calibrate import gather
 from kvbridge.gates.calibration import load_calibration, save_calibration
 from kvbridge.gates.extras import Extras
