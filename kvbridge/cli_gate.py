@@ -46,7 +46,7 @@ def gate_calibrate(
     signals: Annotated[
         str | None,
         typer.Option(
-            help="Signals to use, comma-separated, or `all`; default: all that together cost under 2 % of a prefill of 2,048 tokens."
+            help="Signals to use, comma-separated, or `all`; default: all that together take under 2 % of the FLOPs of a 2,048-token prefill."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Texts to use at most.", min=1)] = None,
