@@ -22,7 +22,8 @@ def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clo
 
     Raises DataError where those hold no rows.
     """
-    translator, receiver, config = maps.translator, source.receiver, source.config
+    translator, control = maps.translator.to(source.device), control.to(source.device)
+    receiver, config = source.receiver, source.config
     residuals, floor = Residuals(receiver.geometry), Residuals(receiver.geometry)
     cosines: dict[int, list[float]] = {}
     documents, left = 0, config.cosine_documents

@@ -82,11 +82,13 @@ class Gathering:
         for stream, factor in self.factors.items():
             self._centre[stream] += factor.whitened(factor.standardised(content)).double().sum(0)
         self.rows += len(rows)
-        y = torch.cat([native[i]["v"][rows].flatten(1) for i in self.targets], dim=1).double()
+        y = torch.cat([native[i]["v"][rows].flatten(1) for i in self.targets], dim=1).double().cpu()
         for number, layers in enumerate(self.half_layers):
             if not layers:
                 continue
-            inputs = torch.cat((rows_of(content, layers).double(), torch.ones((len(rows), 1), dtype=torch.float64)), 1)
+            inputs = torch.cat(
+                (rows_of(content, layers).double().cpu(), torch.ones((len(rows), 1), dtype=torch.float64)), 1
+            )
             products = inputs.T @ inputs, inputs.T @ y
             if number == len(self._normal):
                 self._normal.append(products)

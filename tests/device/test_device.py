@@ -6,8 +6,10 @@ pytest tests/device -s      # prints tokens per second of the fit, not compared 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,13 +17,18 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan, demo
+from kvbridge.eval.gate_attacks import wrong_document
 from kvbridge.fitting.data import read_documents
+from kvbridge.gates.calibrate import gather, read_signals
+from kvbridge.gates.passing import Sample, requests_of, watch, watch_requests
+from kvbridge.gates.signals import SIGNALS
 
 DEVICE = os.environ.get("KVBRIDGE_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
     DEVICE == "cuda" and not torch.cuda.is_available(), reason="no CUDA device; KVBRIDGE_TEST_DEVICE names another"
 )
 CONFIG: dict[str, Any] = {"layers": 3, "max_tokens": 128, "lambdas": (1e-2, 1e-1), "cosine_documents": 2}
+GATE_PLAN = RepairPlan(tail=17)
 TEXT = "Remember this: Harriet is in the garden. Emma is in the church. Jane has the letter. Where is Harriet? In the"
 
 
@@ -100,3 +107,47 @@ def test_an_asset_fitted_there_serves_here(tmp_path: Path):
     handoff = here.handoff(kvbridge.KVSnapshot.load(tmp_path / "one.kv"), TEXT)
     assert handoff.decision.reason == "ungated"
     assert handoff.generate(4, do_sample=False).shape[1] == len(handoff.ids) + 4
+
+
+@cache
+def judged(device: str, folder: Path) -> Any:
+    """A gate's statistics and every signal of a few requests, read on a device; the asset is the CPU's."""
+    if not folder.exists():
+        kvbridge.save_asset(fitted("cpu"), folder)
+    asset = kvbridge.load_asset(folder)
+    pair = Bridge(asset, sender=model("sender", device), receiver=model("receiver", device))
+    texts = [d.text for d in documents() if d.split != "train"]
+    samples = [Sample(str(i), str(i), t, (t.rfind(" ", 0, 400),)) for i, t in enumerate(texts)]
+    extras = gather(pair, samples[:12], GATE_PLAN)
+    seen = list(watch(pair, samples[12:], GATE_PLAN))
+    return extras, [(read_signals(s.evidence, extras)[0], s.outcome) for s in seen if s.evidence is not None]
+
+
+def test_a_gate_reads_what_it_reads_on_the_cpu(tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "judged"
+    extras, found = judged(DEVICE, folder)
+    expected_extras, expected = judged("cpu", folder)
+    assert len(found) == len(expected) > 3
+    for stream, centre in expected_extras.centre.items():
+        torch.testing.assert_close(extras.centre[stream], centre, atol=5e-2, rtol=5e-2)
+    for half, other in zip(extras.halves, expected_extras.halves, strict=True):
+        torch.testing.assert_close(half, other, atol=5e-2, rtol=5e-2)
+    checks = {c for name in ("sender_first", "sender_early", "sender_tail") for c in SIGNALS[name].columns}
+    for (ours, outcome), (theirs, known) in zip(found, expected, strict=True):
+        for column, value in theirs.items():
+            assert ours[column] == pytest.approx(value, abs=0.3 if column in checks else 0.1), column
+        assert outcome.kl == pytest.approx(known.kl, abs=5e-2)
+
+
+def test_a_gate_tells_another_text_there(tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "judged"
+    extras, right = judged(DEVICE, folder)
+    pair = Bridge(kvbridge.load_asset(folder), sender=model("sender", DEVICE), receiver=model("receiver", DEVICE))
+    one, other = [d.text[:300] for d in documents() if d.split == "test"][:2]
+    (own,) = requests_of(Sample("a", "a", one, (one.rfind(" "),)), pair.sender, pair.receiver)
+    donor = kvbridge.capture(pair.sender, other * 2)
+    wrong = wrong_document(own, donor, Random(0), pair.sender)
+    (seen,) = watch_requests(pair, [replace(own, snapshot=wrong)], GATE_PLAN)
+    columns, _ = read_signals(seen.evidence, extras)
+    for name in ("sender_first", "sender_early", "sender_tail", "first_k", "first_v"):
+        assert columns[name] > max(c[name] for c, _ in right), name
