@@ -104,11 +104,14 @@ def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[st
 def _same_data(path: Path, data: str | None, writer: RowWriter) -> str | None:
     """The digest to keep; EvalError where the rows that stand are from other texts, whatever their ids."""
     before = json.loads(path.read_text("utf-8")).get("data") if path.exists() and writer.done else None
-    if data is not None and before is not None and data != before:
-        raise EvalError(
-            f"{path.parent}: its rows are of other texts (data {before[:12]}, found {data[:12]}); use another --out"
-        )
+    _check_same(path.parent, "of other texts", before, data)
     return data or before
+
+
+def _check_same(out: Path, what: str, was: Any, now: str | None) -> None:
+    """Raises EvalError where both digests are known and differ."""
+    if now is not None and was is not None and was != now:
+        raise EvalError(f"{out}: its rows are {what} ({str(was)[:12]}, found {now[:12]}); use another --out")
 
 
 def check_run(out: Path, translator: str, data: str) -> None:
@@ -120,12 +123,8 @@ def check_run(out: Path, translator: str, data: str) -> None:
     before = parse_json(path.read_bytes(), str(path))
     if not isinstance(before, dict):
         raise CorruptFile(f"{path}: expected a JSON object; use another --out")
-    for what, was, now in (
-        ("of another translator", before.get("pair", {}).get("translator_digest"), translator),
-        ("of other texts", before.get("data"), data),
-    ):
-        if was is not None and was != now:
-            raise EvalError(f"{out}: its rows are {what} ({str(was)[:12]}, found {now[:12]}); use another --out")
+    _check_same(out, "of another translator", before.get("pair", {}).get("translator_digest"), translator)
+    _check_same(out, "of other texts", before.get("data"), data)
 
 
 def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:

@@ -38,10 +38,8 @@ def record_of(
     }  # fmt: skip
 
 
-def kept(log: Log | None, record: Mapping[str, Any], final: Decision) -> Decision:
+def kept(log: Log, record: Mapping[str, Any], final: Decision) -> Decision:
     """`final` once its record is written; a refusal where the log raises OSError. Whatever else it raises is a bug."""
-    if log is None:
-        return final
     try:
         log(record)
     except OSError as error:

@@ -86,8 +86,8 @@ def first_maps(shape: Shape) -> int:
 
 
 def basis(shape: Shape) -> int:
-    """Projections of sampled sender rows: whitened ones, and those onto unit directions for what lies outside."""
-    return 2 * 2 * shape.basis_numbers * min(SAMPLED, shape.tokens)
+    """Projections of sampled sender rows."""
+    return 2 * shape.basis_numbers * min(SAMPLED, shape.tokens)
 
 
 def halves(shape: Shape) -> int:

@@ -35,8 +35,8 @@ class Factor:
         """Projections `[n, rank]` of standardised rows `[n, features]`."""
         return standardised @ self.directions
 
-    def outside(self, standardised: Tensor) -> float:
-        """Share of the rows' squared length that lies in none of the directions, 0 to 1; NaN where a row's length is none
-        or overflows."""
-        inside = (standardised @ (self.directions / self.directions.norm(dim=0))).square().sum()
+    def outside(self, standardised: Tensor, whitened: Tensor) -> float:
+        """Share of standardised rows' squared length that lies in none of the directions, given their projections, 0 to 1;
+        NaN where a row holds NaN or its length overflows."""
+        inside = (whitened / self.directions.norm(dim=0)).square().sum()
         return float((1 - inside / standardised.square().sum().clamp_min(1e-12)).clamp_min(0))  # clamps keep NaN

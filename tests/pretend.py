@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 THERE = torch.device("cuda", 0)
+_OF = vars(torch._C.TensorBase)
 FACTORIES = frozenset({
     "arange", "empty", "full", "linspace", "ones", "rand", "randn", "scalar_tensor", "tensor", "zeros", "eye", "as_tensor",
     "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like", "new_empty", "new_full", "new_ones",
@@ -34,7 +35,7 @@ def marked(tensor: Tensor) -> bool:
 
 def mark(tensor: Tensor, there: bool = True) -> Tensor:
     """The tensor, marked (modified) or with its mark taken off."""
-    tensor._there = there  # type: ignore[attr-defined]
+    vars(tensor)["_there"] = there
     return tensor
 
 
@@ -63,11 +64,11 @@ class Pretend(TorchFunctionMode):
         """Calls `func` on the CPU, after the checks that the device would make."""
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if func == torch.Tensor.device.__get__:
+        if func == _OF["device"].__get__:
             return THERE if marked(args[0]) else func(*args)
-        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+        if func == _OF["is_cuda"].__get__:
             return marked(args[0])
-        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+        if func == _OF["data"].__set__:
             func(*args)
             mark(args[0], marked(args[1]))
             return None

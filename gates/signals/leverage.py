@@ -20,7 +20,7 @@ def _read(reading: Reading) -> tuple[float, ...]:
         x = factor.standardised({i: reading.content(rows, i) for i in factor.layers})
         z = factor.whitened(x)
         leverage.append(float(z.square().mean()))
-        outside.append(factor.outside(x))
+        outside.append(factor.outside(x, z))
         distance.append(float((z.mean(0) - centre[stream]).square().mean()) * len(z))
     count = len(factors)
     return math.log(sum(leverage) / count + 1e-6), sum(outside) / count, math.log(sum(distance) / count + 1e-6)

@@ -36,6 +36,11 @@ class Clock:
         return self.now
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 def log_of(monkeypatch: pytest.MonkeyPatch) -> Stream:
     """Stderr from here on, as a file."""
     stream = Stream(terminal=False)
@@ -43,9 +48,10 @@ def log_of(monkeypatch: pytest.MonkeyPatch) -> Stream:
     return stream
 
 
-def test_a_log_has_a_plain_line_every_thirty_seconds_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_plain_line_every_thirty_seconds_with_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     log = log_of(monkeypatch)
-    clock = Clock()
     report = counted("items", Line(clock=clock))
     for done in range(1, 41):
         clock.now += 10
@@ -57,9 +63,8 @@ def test_a_log_has_a_plain_line_every_thirty_seconds_with_the_time_left(monkeypa
     assert "\r" not in log.getvalue()
 
 
-def test_a_continued_run_is_timed_from_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_run_is_timed_from_where_it_goes_on(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     log = log_of(monkeypatch)
-    clock = Clock()
     report = counted("items", Line(clock=clock))
     for done in (301, 302, 303, 304):
         clock.now += 10
@@ -72,9 +77,8 @@ def test_a_continued_run_is_timed_from_where_it_goes_on(monkeypatch: pytest.Monk
     assert log.getvalue().splitlines()[1:] == ["items: 1 of 5 (qa)"], "the next pair of a fleet begins anew"
 
 
-def test_a_fit_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     log = log_of(monkeypatch)
-    clock = Clock()
     report = progress_of("fit", Line(clock=clock))
     for second in range(1, 36):
         clock.now += 1

@@ -68,7 +68,8 @@ def test_only_the_largest_directions_are_kept_and_the_rest_is_outside(monkeypatc
     assert factor.directions.shape == (16, 3)
     standard = StandardScaler().fit_transform(rows.numpy())
     kept = PCA(n_components=3).fit(standard).explained_variance_ratio_.sum()
-    assert factor.outside(factor.standardised(content_of(rows))) == pytest.approx(1 - kept, abs=1e-3)
+    x = factor.standardised(content_of(rows))
+    assert factor.outside(x, factor.whitened(x)) == pytest.approx(1 - kept, abs=1e-3)
 
 
 def test_a_fit_keeps_what_the_last_layers_maps_read():
@@ -162,5 +163,7 @@ def test_rows_without_a_length_are_not_inside():
     factor = factor_of(moments, "v", LAYERS, (2, "v"))
     x = factor.standardised(content_of(rows))
     for odd in (float("nan"), 1e30):
-        assert np.isnan(factor.outside(torch.full_like(x, odd)))
-    assert factor.outside(torch.zeros_like(x)) == 1
+        strange = torch.full_like(x, odd)
+        assert np.isnan(factor.outside(strange, factor.whitened(strange)))
+    none = torch.zeros_like(x)
+    assert factor.outside(none, factor.whitened(none)) == 1
