@@ -27,10 +27,10 @@ lint: install
 	$(BIN)/mypy
 
 real: install
-	$(BIN)/python -m kvbridge.eval.real --out runs/real
+	$(BIN)/python -m recipes.real --out runs/real
 
 real-quick: install
-	$(BIN)/python -m kvbridge.eval.real --out runs/real-quick --quick
+	$(BIN)/python -m recipes.real --out runs/real-quick --quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -47,4 +47,9 @@ class Clock:
                 f"{side}_tokens": float(tokens),
                 f"{side}_tokens_per_s": tokens / max(found[f"forward_{side}_s"], 1e-9),
             }
-        return {**found, "total_s": total, "ratio_to_forward": total / max(forward, 1e-9), "peak_bytes": float(peak)}
+        return {
+            **found,
+            "total_s": total,
+            "ratio_to_forward": total / max(forward, 1e-9),
+            "peak_bytes": float(peak),
+        }

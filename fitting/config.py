@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvbridge.align import MIN_EXACT_SHARE
+from kvbridge.cache.align import MIN_EXACT_SHARE
+from kvbridge.cache.features import hidden_layer
 from kvbridge.errors import UsageError, unknown_names
-from kvbridge.features import hidden_layer
 from kvbridge.fitting.families import FAMILIES
 from kvbridge.fitting.select import SELECTORS
 from kvbridge.fitting.solve import SOLVERS
@@ -60,7 +60,9 @@ class FitConfig:
             if getattr(self, name) < 0:
                 raise UsageError(f"expected {name} ≥ 0, found {getattr(self, name)}")
         if self.candidates is not None and self.candidates < self.layers:
-            raise UsageError(f"expected candidates ≥ layers ({self.layers}), found {self.candidates}")
+            raise UsageError(
+                f"expected candidates ≥ layers ({self.layers}), found {self.candidates}"
+            )
         if not self.lambdas or not all(0 < x < float("inf") for x in self.lambdas):
             raise UsageError(f"expected positive relative lambdas, found {self.lambdas}")
         if self.precision not in ("float32", "float64") or self.weights_dtype not in (
@@ -72,7 +74,9 @@ class FitConfig:
                 f"expected precision float32 or float64 and weights_dtype float32, bfloat16 or float16, found {self.precision}, {self.weights_dtype}"
             )
         if min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-6:
-            raise UsageError(f"expected three positive fractions that sum to 1, found {self.fractions}")
+            raise UsageError(
+                f"expected three positive fractions that sum to 1, found {self.fractions}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """What alters the result, as plain JSON types; budgets and places do not."""

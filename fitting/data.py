@@ -20,7 +20,9 @@ SPLITS = ("train", "validation", "test")
 MOST_NAMES = 200_000
 """Documents whose names a fit keeps; of a larger corpus none are kept."""
 LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-READERS = tuple(f"datasets.packaged_modules.{kind}.{kind}" for kind in sorted(set(LOADERS.values())))
+READERS = tuple(
+    f"datasets.packaged_modules.{kind}.{kind}" for kind in sorted(set(LOADERS.values()))
+)
 """Loggers of the readers."""
 
 
@@ -45,7 +47,9 @@ def read_documents(source: Any) -> Iterator[Document]:
     elif isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes)):
         rows = ((None, "texts", row) for row in source)
     else:
-        raise DataError(f"expected a path, a Hub dataset id or an iterable of texts, found {type(source).__name__}")
+        raise DataError(
+            f"expected a path, a Hub dataset id or an iterable of texts, found {type(source).__name__}"
+        )
     seen: set[str] = set()
     for index, (split, name, row) in enumerate(rows):
         document = _document(row, split, f"{name}#{index}")
@@ -64,13 +68,19 @@ def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
         for file in files:
             kind = LOADERS[file.suffix]
             extra = {"sample_by": "paragraph"} if kind == "text" else {}
-            read = partial(load_dataset, kind, data_files=str(file), split="train", streaming=True, **extra)
+            read = partial(
+                load_dataset, kind, data_files=str(file), split="train", streaming=True, **extra
+            )
             for row in _streamed(read, f"{file}: cannot be read as {kind}"):
                 yield (file.stem if file.stem in SPLITS else None), file.name, row
         return
 
     def fetch() -> Iterator[tuple[str, Any]]:
-        return ((split, row) for split, rows in load_dataset(source, streaming=True).items() for row in rows)
+        return (
+            (split, row)
+            for split, rows in load_dataset(source, streaming=True).items()
+            for row in rows
+        )
 
     for split, row in _streamed(fetch, f"{source}: not a file here, and the Hub did not give it"):
         yield (split if split in SPLITS else None), source, row
@@ -82,7 +92,9 @@ def _files(source: str) -> list[Path]:
     path = Path(source)
     if not source or not path.exists():
         if source.count("/") != 1 or source.startswith((".", "/", "~")) or path.suffix in LOADERS:
-            raise DataError(f"{source}: no such file or folder, and not a Hub dataset id (org/name)")
+            raise DataError(
+                f"{source}: no such file or folder, and not a Hub dataset id (org/name)"
+            )
         return []
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise DataError(f"{path}: expected a folder that may be read")
@@ -142,22 +154,30 @@ def _streamed(load: Callable[[], Iterable[Any]], what: str) -> Iterator[Any]:
 def _document(row: Any, split: str | None, fallback: str) -> Document:
     if isinstance(row, Document):
         if row.split is not None and row.split not in SPLITS:
-            raise DataError(f"{row.id}: expected split to be one of {', '.join(SPLITS)}, found {row.split!r}")
+            raise DataError(
+                f"{row.id}: expected split to be one of {', '.join(SPLITS)}, found {row.split!r}"
+            )
         return row
     if isinstance(row, str):
         return Document(fallback, row, fallback, split)
     text = _running_text(row) if isinstance(row, Mapping) else None
     if text is None:
         found = (
-            ", ".join(k for k, v in row.items() if v is not None) if isinstance(row, Mapping) else type(row).__name__
+            ", ".join(k for k, v in row.items() if v is not None)
+            if isinstance(row, Mapping)
+            else type(row).__name__
         )
-        raise DataError(f"{fallback}: expected a row with text, or with context, question and answer, found {found}")
+        raise DataError(
+            f"{fallback}: expected a row with text, or with context, question and answer, found {found}"
+        )
     own = row.get("id")
     identity = fallback if own in (None, "") else str(own)
     group = row.get("document")
     named = row.get("split")
     if named is not None and named not in SPLITS:
-        raise DataError(f"{fallback}: expected split to be one of {', '.join(SPLITS)}, found {named!r}")
+        raise DataError(
+            f"{fallback}: expected split to be one of {', '.join(SPLITS)}, found {named!r}"
+        )
     return Document(identity, text, identity if group in (None, "") else str(group), named or split)
 
 
@@ -165,7 +185,11 @@ def _running_text(row: Mapping[str, Any]) -> str | None:
     """What a row says: its text, or a question as it stands with its (first) answer; None where it says nothing."""
     if isinstance(row.get("text"), str):
         return row["text"]
-    asked = [row["prompt"]] if isinstance(row.get("prompt"), str) else [row.get("context"), row.get("question")]
+    asked = (
+        [row["prompt"]]
+        if isinstance(row.get("prompt"), str)
+        else [row.get("context"), row.get("question")]
+    )
     question = "".join(part for part in asked if isinstance(part, str))
     several = row.get("answers")
     answer = several[0] if isinstance(several, (list, tuple)) and several else row.get("answer")
@@ -176,8 +200,19 @@ def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
     """Its own split, or one drawn by a hash of its group: the same for every text of a document, on every machine."""
     if document.split is not None:
         return document.split
-    draw = int.from_bytes(hashlib.sha256(document.group.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
-    return SPLITS[0] if draw < fractions[0] else SPLITS[1] if draw < fractions[0] + fractions[1] else SPLITS[2]
+    draw = (
+        int.from_bytes(
+            hashlib.sha256(document.group.encode("utf-8", "surrogatepass")).digest()[:8], "big"
+        )
+        / 2**64
+    )
+    return (
+        SPLITS[0]
+        if draw < fractions[0]
+        else SPLITS[1]
+        if draw < fractions[0] + fractions[1]
+        else SPLITS[2]
+    )
 
 
 class Splits:
@@ -193,7 +228,9 @@ class Splits:
         """Counts one document; raises DataError when its group already stands in another split."""
         known = self._group_split.setdefault(document.group, split)
         if known != split:
-            raise DataError(f"document {document.group!r} stands in {known} and in {split}; split by document")
+            raise DataError(
+                f"document {document.group!r} stands in {known} and in {split}; split by document"
+            )
         self.documents[split] += 1
         line = json.dumps([document.id, split, document.text], ensure_ascii=True)
         self._digest.update(hashlib.sha256(line.encode()).digest())

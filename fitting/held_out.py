@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvbridge.asset.maps.translator import Translator
+from kvbridge.cache.prefill import Batch
 from kvbridge.errors import DataError
 from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
@@ -12,9 +14,7 @@ from kvbridge.fitting.pairs import Captured, PairSource
 from kvbridge.fitting.rows import TextBatch, pair_rows
 from kvbridge.fitting.scores import Residuals, Scores, attention_cosine
 from kvbridge.fitting.train import MapSet
-from kvbridge.models import Model
-from kvbridge.prefill import Batch
-from kvbridge.translator import Translator
+from kvbridge.model.load import Model
 
 
 def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clock) -> Scores:
@@ -33,18 +33,28 @@ def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clo
             rows = (pair.pairing.sender, pair.pairing.receiver)
             at = pair.pairing.receiver.to(pair.receiver.mask.device)
             target = {
-                (layer, name): pair.receiver.layers[layer][name].flatten(0, 1)[at] for layer, name in translator.maps
+                (layer, name): pair.receiver.layers[layer][name].flatten(0, 1)[at]
+                for layer, name in translator.maps
             }
             for sums, map_ in ((residuals, translator), (floor, control)):
                 sums.update(target, map_(*_inputs(map_, pair.sender, pair.receiver, *rows)))
             for number in range(min(left, len(pair.texts.documents))):
-                for layer, value in _cosine(translator, source.sender, receiver, pair, number, config.sinks).items():
+                for layer, value in _cosine(
+                    translator, source.sender, receiver, pair, number, config.sinks
+                ).items():
                     cosines.setdefault(layer, []).append(value)
             left -= min(left, len(pair.texts.documents))
     if residuals.rows < 2:
-        raise DataError(f"expected rows to score on, found {residuals.rows} in {documents} test documents")
-    means = [sum(c) / len(c) if (c := cosines.get(layer)) else None for layer in range(len(receiver.layers))]
-    return Scores(residuals.r2(), means, residuals.rows, documents, maps.single_layer_r2, floor.r2())
+        raise DataError(
+            f"expected rows to score on, found {residuals.rows} in {documents} test documents"
+        )
+    means = [
+        sum(c) / len(c) if (c := cosines.get(layer)) else None
+        for layer in range(len(receiver.layers))
+    ]
+    return Scores(
+        residuals.r2(), means, residuals.rows, documents, maps.single_layer_r2, floor.r2()
+    )
 
 
 def _cosine(
@@ -53,7 +63,9 @@ def _cosine(
     """Attention-output cosines of one document of a batch; uncovered tokens keep the receiver's own KV."""
     texts = pair.texts
     widths = (pair.sender.mask.shape[1], pair.receiver.mask.shape[1])
-    one = TextBatch(texts.split, (texts.documents[number],), (texts.sender[number],), (texts.receiver[number],))
+    one = TextBatch(
+        texts.split, (texts.documents[number],), (texts.sender[number],), (texts.receiver[number],)
+    )
     count = len(one.receiver[0])
     if count <= sinks:
         return {}
@@ -70,13 +82,18 @@ def _cosine(
 
 
 def _inputs(
-    translator: Translator, sender: Batch, receiver: Batch, sender_rows: Tensor, receiver_rows: Tensor
+    translator: Translator,
+    sender: Batch,
+    receiver: Batch,
+    sender_rows: Tensor,
+    receiver_rows: Tensor,
 ) -> tuple[dict[int, dict[str, Tensor]], Tensor | None]:
     """Aligned rows of captured batches as a translator takes them; rows are flat row numbers of the padded batches."""
     device = receiver.mask.device
     content = {
         layer: {
-            n: t.flatten(0, 1)[sender_rows.to(t.device)].float().to(device) for n, t in sender.layers[layer].items()
+            n: t.flatten(0, 1)[sender_rows.to(t.device)].float().to(device)
+            for n, t in sender.layers[layer].items()
         }
         for layer in translator.sender_layers
     }

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from kvbridge.asset.leverage import Factor
+from kvbridge.asset.maps.translator import Translator
+from kvbridge.cache.features import hidden_layer
 from kvbridge.errors import DataError, NotEnoughRows, PairRefused, UsageError
-from kvbridge.features import hidden_layer
 from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, split_of
@@ -23,9 +25,7 @@ from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.spill import spill
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
-from kvbridge.leverage import Factor
-from kvbridge.models import Model
-from kvbridge.translator import Translator
+from kvbridge.model.load import Model
 
 FORCED = "fitted with --force on fewer rows than twice the features: held-out scores may be far below zero"
 
@@ -74,7 +74,9 @@ def fit(
         raise UsageError("sender and receiver are the same model: its cache needs no translation")
     wanted = hidden_layer(config.receiver_features)
     if wanted is not None and wanted >= len(theirs.layers):
-        raise UsageError(f"hidden:{wanted} needs a receiver of more than {wanted} layers, found {len(theirs.layers)}")
+        raise UsageError(
+            f"hidden:{wanted} needs a receiver of more than {wanted} layers, found {len(theirs.layers)}"
+        )
     where = receiver.device if device is None else torch.device(device)
     clock, splits = Clock(where), Splits()
     plan = check_memory(ours, theirs, config, where)
@@ -82,16 +84,22 @@ def fit(
         on_plan(plan)
     layout = plan_layout(ours, theirs, config)
     hidden = hidden_layer(control_features(config.receiver_features)) or 0
-    source = PairSource(sender, receiver, config, hidden, where, clock, progress or (lambda *_: None))
+    source = PairSource(
+        sender, receiver, config, hidden, where, clock, progress or (lambda *_: None)
+    )
     moments = {s: Moments(layout, device=where, precision=config.precision) for s in SPLITS[:2]}
     with ExitStack() as stack:
         store = None
         if config.one_at_a_time:
-            store = stack.enter_context(spill(config.spill_folder, config.spill_bytes, sender.dtype))
+            store = stack.enter_context(
+                spill(config.spill_folder, config.spill_bytes, sender.dtype)
+            )
         for pair in source.captured(_documents(texts, splits, config), store):
             with clock.part("moments"):
                 x = input_rows(layout, pair.sender, pair.receiver.hidden, pair.pairing)
-                moments[pair.texts.split].update(x, target_rows(layout, pair.receiver, pair.pairing))
+                moments[pair.texts.split].update(
+                    x, target_rows(layout, pair.receiver, pair.pairing)
+                )
         splits.check()
         _check_rows(source, moments, sender, receiver, config)
         with clock.part("solve"):
@@ -126,7 +134,11 @@ def _documents(texts: Any, splits: Splits, config: FitConfig) -> Iterator[tuple[
 
 
 def _check_rows(
-    source: PairSource, moments: dict[str, Moments], sender: Model, receiver: Model, config: FitConfig
+    source: PairSource,
+    moments: dict[str, Moments],
+    sender: Model,
+    receiver: Model,
+    config: FitConfig,
 ) -> None:
     """Raises PairRefused, DataError or NotEnoughRows where no honest map can come of these rows."""
     share = source.exact / max(1, source.covered)

@@ -66,18 +66,26 @@ class Layout:
         """Bytes of one set of moments in fp64."""
         width, out = dict(self.inputs), dict(self.targets)
         products = sum(
-            width[k] * (sum(width[p] for p in self.partners[k]) + sum(out[t] for t in self.serves[k])) for k in width
+            width[k]
+            * (sum(width[p] for p in self.partners[k]) + sum(out[t] for t in self.serves[k]))
+            for k in width
         )
         return 8 * (products + 2 * sum(width.values()) + 3 * sum(out.values()))
 
 
-def make_layout(sender: KVGeometry, receiver: KVGeometry, *, features: bool, candidates: int | None) -> Layout:
+def make_layout(
+    sender: KVGeometry, receiver: KVGeometry, *, features: bool, candidates: int | None
+) -> Layout:
     """Layout of a pair; `candidates` limits each target to that many sender layers nearest in relative depth."""
     inputs = [(FEATURES, receiver.hidden_size)] if features else []
     streams = [s.name for s in sender.layers[0].streams]
     for name in streams:
-        inputs += [((i, name), layer.stream(name).features) for i, layer in enumerate(sender.layers)]
-    targets = [((i, s.name), s.features) for i, layer in enumerate(receiver.layers) for s in layer.streams]
+        inputs += [
+            ((i, name), layer.stream(name).features) for i, layer in enumerate(sender.layers)
+        ]
+    targets = [
+        ((i, s.name), s.features) for i, layer in enumerate(receiver.layers) for s in layer.streams
+    ]
     reads = {}
     for (layer, name), _ in targets:
         order = relative_order(len(sender.layers), layer / max(1, len(receiver.layers) - 1))

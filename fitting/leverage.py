@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from scipy.linalg import eigh
 
+from kvbridge.asset.leverage import Factor
+from kvbridge.asset.maps.translator import Translator
 from kvbridge.fitting.moments import Moments
-from kvbridge.leverage import Factor
-from kvbridge.translator import Translator
 
 RANK = 64
 
@@ -27,7 +27,9 @@ def solve_factors(train: Moments, translator: Translator) -> dict[str, Factor]:
     return found
 
 
-def factor_of(train: Moments, stream: str, layers: tuple[int, ...], target: tuple[int, str]) -> Factor:
+def factor_of(
+    train: Moments, stream: str, layers: tuple[int, ...], target: tuple[int, str]
+) -> Factor:
     """The factor of one stream's rows over `layers`, which some map of `target` reads together.
 
     Eigenvectors have a sign of their own; the largest entry of each direction is made positive, so that the same moments

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvbridge.cache.features import hidden_layer
 from kvbridge.errors import OverBudget
-from kvbridge.features import hidden_layer
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.layout import Layout, make_layout
 from kvbridge.geometry import KVGeometry
@@ -59,7 +59,9 @@ def plan_layout(sender: KVGeometry, receiver: KVGeometry, config: FitConfig) -> 
     return make_layout(sender, receiver, features=True, candidates=effective_candidates(config))
 
 
-def plan_memory(sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device) -> MemoryPlan:
+def plan_memory(
+    sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device
+) -> MemoryPlan:
     """Bytes a fit takes on `device`; the budget is `memory_bytes` or 70 % of what is free there."""
     hidden_layer(config.receiver_features)
     layout = plan_layout(sender, receiver, config)
@@ -73,11 +75,15 @@ def plan_memory(sender: KVGeometry, receiver: KVGeometry, config: FitConfig, dev
         rows_bytes=config.batch_tokens * columns * (16 if config.precision == "float64" else 12),
         solve_bytes=8 * (4 * inputs * inputs + (3 + len(config.lambdas)) * inputs * outputs),
         translator_bytes=4 * targets * inputs,
-        budget_bytes=config.memory_bytes if config.memory_bytes is not None else int(SHARE * free_bytes(device)),
+        budget_bytes=config.memory_bytes
+        if config.memory_bytes is not None
+        else int(SHARE * free_bytes(device)),
     )
 
 
-def check_memory(sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device) -> MemoryPlan:
+def check_memory(
+    sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device
+) -> MemoryPlan:
     """The plan, or OverBudget naming the largest `candidates` (or the smaller batch) that would fit."""
     plan = plan_memory(sender, receiver, config, device)
     if plan.peak_bytes <= plan.budget_bytes:
@@ -90,13 +96,22 @@ def check_memory(sender: KVGeometry, receiver: KVGeometry, config: FitConfig, de
             advice = f"--candidates {candidates} would fit"
             break
     else:
-        nearest = replace(config, selection="nearest", candidates=None, batch_tokens=min(1024, config.batch_tokens))
+        nearest = replace(
+            config,
+            selection="nearest",
+            candidates=None,
+            batch_tokens=min(1024, config.batch_tokens),
+        )
         fits = plan_memory(sender, receiver, nearest, device).peak_bytes
         fewer = next(
-            (k for k in range(config.layers, 0, -1)
-             if plan_memory(sender, receiver, replace(nearest, layers=k), device).peak_bytes <= plan.budget_bytes),
+            (
+                k
+                for k in range(config.layers, 0, -1)
+                if plan_memory(sender, receiver, replace(nearest, layers=k), device).peak_bytes
+                <= plan.budget_bytes
+            ),
             None,
-        )  # fmt: skip
+        )
         advice = (
             f"--selection nearest --layers {fewer} --batch-tokens {nearest.batch_tokens} would fit"
             if fewer

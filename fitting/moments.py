@@ -37,7 +37,9 @@ class Normal:
 
     def r2(self, weights: Tensor, bias: Tensor) -> Tensor:
         """1 − squared error / YY per output `[q]`; NaN where the output does not vary."""
-        total = torch.where(self.yy > 1e-12 * self.n * self.y_mean.square().clamp_min(1e-12), self.yy, torch.nan)
+        total = torch.where(
+            self.yy > 1e-12 * self.n * self.y_mean.square().clamp_min(1e-12), self.yy, torch.nan
+        )
         return 1 - self.squared_error(weights, bias) / total
 
 
@@ -48,7 +50,9 @@ class Moments:
     cancels that matters; symmetric products are taken once. Mutable; `update` and `merge` modify it.
     """
 
-    def __init__(self, layout: Layout, *, device: torch.device | str = "cpu", precision: str = "float64") -> None:
+    def __init__(
+        self, layout: Layout, *, device: torch.device | str = "cpu", precision: str = "float64"
+    ) -> None:
         self.layout, self.device = layout, torch.device(device)
         self.precision = getattr(torch, precision)
         new = partial(torch.zeros, dtype=torch.float64, device=self.device)
@@ -93,13 +97,20 @@ class Moments:
         )
         # fp32 subtraction rounds the shift: what was really subtracted is what the sums must be about.
         if self.n == 0 and self.precision is not torch.float64:
-            self._x_shift, self._y_shift = self._x_shift.float().double(), self._y_shift.float().double()
+            self._x_shift, self._y_shift = (
+                self._x_shift.float().double(),
+                self._y_shift.float().double(),
+            )
         at, to = self.layout.input_at, self.layout.target_at
         for key, where in at.items():
             left = x[:, where].T
-            self._xx[key] += (left @ _columns(x, [at[p] for p in self.layout.partners[key]])).double()
+            self._xx[key] += (
+                left @ _columns(x, [at[p] for p in self.layout.partners[key]])
+            ).double()
             if self.layout.serves[key]:
-                self._xy[key] += (left @ _columns(y, [to[t] for t in self.layout.serves[key]])).double()
+                self._xy[key] += (
+                    left @ _columns(y, [to[t] for t in self.layout.serves[key]])
+                ).double()
         self._yy += y.double().square().sum(0)
         self._x_sum += x.double().sum(0)
         self._y_sum += y.double().sum(0)
@@ -120,7 +131,10 @@ class Moments:
                 (self._xx, other._xx, dx, other._x_sum, [at[p] for p in self.layout.partners[key]]),
                 (self._xy, other._xy, dy, other._y_sum, [to[t] for t in self.layout.serves[key]]),
             ):
-                right, right_sum = _columns(shift[None], columns)[0], _columns(total[None], columns)[0]
+                right, right_sum = (
+                    _columns(shift[None], columns)[0],
+                    _columns(total[None], columns)[0],
+                )
                 left, left_sum = dx[where], other._x_sum[where]
                 moved = left[:, None] * (right_sum + other.n * right) + left_sum[:, None] * right
                 mine[key] += theirs[key] + moved
@@ -129,7 +143,9 @@ class Moments:
         self._y_sum += other._y_sum + other.n * dy
         self.n += other.n
 
-    def normal(self, support: Sequence[tuple[Key, slice | None]], target: Key, columns: slice | None = None) -> Normal:
+    def normal(
+        self, support: Sequence[tuple[Key, slice | None]], target: Key, columns: slice | None = None
+    ) -> Normal:
         """Normal equations of `target` (or some of its columns) on input blocks (or some of their columns).
 
         Raises UsageError for pairs of blocks that the layout does not gather, and for moments without rows.
@@ -139,7 +155,13 @@ class Moments:
         at, to = self.layout.input_at, self.layout.target_at
         within = [_inner(at[key], part) for key, part in support]
         out = _inner(to[target], columns)
-        xx = torch.cat([torch.cat([self._gram(a, pa, b, pb) for b, pb in support], dim=1) for a, pa in support], dim=0)
+        xx = torch.cat(
+            [
+                torch.cat([self._gram(a, pa, b, pb) for b, pb in support], dim=1)
+                for a, pa in support
+            ],
+            dim=0,
+        )
         xy = torch.cat([self._cross(key, part, target, columns) for key, part in support], dim=0)
         dx = torch.cat([self._x_sum[w] for w in within]) / self.n
         dy = self._y_sum[out] / self.n

@@ -9,13 +9,13 @@ from functools import partial
 
 import torch
 
+from kvbridge.cache.prefill import Batch, capture_batch
 from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.rows import Pairing, TextBatch, pair_rows, text_batches
 from kvbridge.fitting.spill import Spill
-from kvbridge.models import Model
-from kvbridge.prefill import Batch, capture_batch
+from kvbridge.model.load import Model
 
 Progress = Callable[[str, int, float], None]
 
@@ -53,7 +53,9 @@ class PairSource:
         self.rows: dict[str, int] = {}
         self._held: list[tuple[TextBatch, Callable[[], Batch]]] = []
 
-    def captured(self, documents: Iterable[tuple[str, Document]], store: Spill | None) -> Iterator[Captured]:
+    def captured(
+        self, documents: Iterable[tuple[str, Document]], store: Spill | None
+    ) -> Iterator[Captured]:
         """Train and validation batches, in order. With a store the sender reads every text first, while the receiver is
         off the accelerator, and the other way round."""
         batches = text_batches(self.sender, self.receiver, documents, self.config)
@@ -82,7 +84,9 @@ class PairSource:
         with placed(waits, torch.device("cpu")), placed(runs, self.device):
             yield
 
-    def _paired(self, sources: Iterable[tuple[TextBatch, Callable[[], Batch]]]) -> Iterator[Captured]:
+    def _paired(
+        self, sources: Iterable[tuple[TextBatch, Callable[[], Batch]]]
+    ) -> Iterator[Captured]:
         for batch, load in sources:
             if batch.split == "test":
                 self._held.append((batch, load))

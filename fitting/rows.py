@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbridge.align import Alignment, align_positions, align_spans
+from kvbridge.cache.align import Alignment, align_positions, align_spans
+from kvbridge.cache.prefill import Batch
+from kvbridge.cache.snapshot import LayerKV
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.layout import FEATURES, Layout
-from kvbridge.models import Encoding, Model
-from kvbridge.prefill import Batch
-from kvbridge.snapshot import LayerKV
+from kvbridge.model.load import Encoding, Model
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def text_batches(
         yield from _packed(split, pool, config.batch_tokens)
 
 
-def _packed(split: str, pool: list[tuple[Document, Encoding, Encoding]], limit: int) -> Iterator[TextBatch]:
+def _packed(
+    split: str, pool: list[tuple[Document, Encoding, Encoding]], limit: int
+) -> Iterator[TextBatch]:
     current: list[tuple[Document, Encoding, Encoding]] = []
     for entry in sorted(pool, key=lambda e: (len(e[2]), e[0].id)):
         longest = max(len(entry[1]), len(entry[2]))
@@ -95,7 +97,9 @@ class Pairing:
     covered: int
 
 
-def pair_rows(sender: Model, receiver: Model, batch: TextBatch, config: FitConfig, widths: tuple[int, int]) -> Pairing:
+def pair_rows(
+    sender: Model, receiver: Model, batch: TextBatch, config: FitConfig, widths: tuple[int, int]
+) -> Pairing:
     """Rows of a fit: covered receiver tokens after the sinks, every `stride`-th. `widths`: padded lengths of both."""
     left, right, exact, covered = [], [], 0.0, 0
     for number, (ours, theirs) in enumerate(zip(batch.sender, batch.receiver, strict=True)):
@@ -125,7 +129,10 @@ def input_rows(layout: Layout, sender: Batch, hidden: Tensor | None, pairing: Pa
 def target_rows(layout: Layout, receiver: Batch, pairing: Pairing) -> Tensor:
     """Target columns `[rows, targets]` fp32 in the layout's order."""
     at = pairing.receiver.to(receiver.mask.device)
-    return torch.cat([_flat(receiver.layers[layer], name)[at].float() for (layer, name), _ in layout.targets], dim=1)
+    return torch.cat(
+        [_flat(receiver.layers[layer], name)[at].float() for (layer, name), _ in layout.targets],
+        dim=1,
+    )
 
 
 def _flat(layer: LayerKV, name: str) -> Tensor:

@@ -13,9 +13,9 @@ from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from kvbridge.cache.snapshot import LayerKV
 from kvbridge.geometry import KVGeometry
-from kvbridge.models import Model
-from kvbridge.snapshot import LayerKV
+from kvbridge.model.load import Model
 
 PROBE = "kvbridge_probe"
 
@@ -56,13 +56,22 @@ class Scores:
             "layers": layers,
             "k_r2": [_plain(self.mean_r2(i, "k")) for i in layers],
             "v_r2": [_plain(self.mean_r2(i, "v")) for i in layers],
-            "k_r2_heads": [[_plain(x) for x in self.r2[i, "k"].nanmean(1).tolist()] for i in layers],
-            "v_r2_heads": [[_plain(x) for x in self.r2[i, "v"].nanmean(1).tolist()] for i in layers],
-            "k_r2_dimensions": [[[_plain(x) for x in head] for head in self.r2[i, "k"].tolist()] for i in layers],
-            "v_r2_dimensions": [[[_plain(x) for x in head] for head in self.r2[i, "v"].tolist()] for i in layers],
+            "k_r2_heads": [
+                [_plain(x) for x in self.r2[i, "k"].nanmean(1).tolist()] for i in layers
+            ],
+            "v_r2_heads": [
+                [_plain(x) for x in self.r2[i, "v"].nanmean(1).tolist()] for i in layers
+            ],
+            "k_r2_dimensions": [
+                [[_plain(x) for x in head] for head in self.r2[i, "k"].tolist()] for i in layers
+            ],
+            "v_r2_dimensions": [
+                [[_plain(x) for x in head] for head in self.r2[i, "v"].tolist()] for i in layers
+            ],
             "attention_cosine": [_plain(self.attention_cosine[i]) for i in layers],
             "single_layer_r2": {
-                name: [[_plain(x) for x in row] for row in table] for name, table in self.single_layer_r2.items()
+                name: [[_plain(x) for x in row] for row in table]
+                for name, table in self.single_layer_r2.items()
             },
             **({"token_only": control} if control else {}),
         }
@@ -108,8 +117,12 @@ class Residuals:
         found = {}
         for key, (shift, squared, total, squares) in self._sums.items():
             variation = squares - total.square() / max(1, self.rows)
-            alive = variation > 1e-10 * self.rows * (shift + total / max(1, self.rows)).square().clamp_min(1e-12)
-            found[key] = torch.where(alive, 1 - squared / variation.clamp_min(1e-300), torch.nan).cpu()
+            alive = variation > 1e-10 * self.rows * (
+                shift + total / max(1, self.rows)
+            ).square().clamp_min(1e-12)
+            found[key] = torch.where(
+                alive, 1 - squared / variation.clamp_min(1e-300), torch.nan
+            ).cpu()
         return found
 
 
@@ -141,7 +154,9 @@ def attention_probe(model: Model, observe: Any) -> Iterator[None]:
         model.model.set_attn_implementation(before)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
     """Softmax attention `[batch, heads, queries, width]`; key and value may have fewer heads (GQA)."""
     causal = mask is None and query.shape[2] > 1
     return scaled_dot_product_attention(
@@ -156,7 +171,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 @torch.no_grad()
-def attention_cosine(receiver: Model, ids: Tensor, translated: dict[int, LayerKV], sinks: int) -> dict[int, float]:
+def attention_cosine(
+    receiver: Model, ids: Tensor, translated: dict[int, LayerKV], sinks: int
+) -> dict[int, float]:
     """Mean cosine per layer between the receiver's attention outputs over its own cache and over `translated`
     (`[tokens, heads, width]`, rotated; the first `sinks` tokens are taken from the receiver), with its own queries.
 
@@ -165,7 +182,12 @@ def attention_cosine(receiver: Model, ids: Tensor, translated: dict[int, LayerKV
     found: dict[int, float] = {}
 
     def observe(
-        layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float | None,
     ) -> None:
         if layer not in translated:
             return
@@ -176,7 +198,9 @@ def attention_cosine(receiver: Model, ids: Tensor, translated: dict[int, LayerKV
         )
         own = attend(query, key, value, mask, scaling)
         other = attend(query, other_k, other_v, mask, scaling)
-        found[layer] = float(cosine_similarity(own.float(), other.float(), dim=-1)[:, :, sinks:].mean())
+        found[layer] = float(
+            cosine_similarity(own.float(), other.float(), dim=-1)[:, :, sinks:].mean()
+        )
 
     with attention_probe(receiver, observe):
         receiver.decoder(input_ids=ids[None].to(receiver.device), use_cache=False)

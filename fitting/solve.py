@@ -12,7 +12,9 @@ from kvbridge.errors import FitError
 JITTER = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
-def cholesky(xx: Tensor, xy: Tensor, penalties: Sequence[float]) -> tuple[list[Tensor], list[float]]:
+def cholesky(
+    xx: Tensor, xy: Tensor, penalties: Sequence[float]
+) -> tuple[list[Tensor], list[float]]:
     """W(λ) = (XX + λI)⁻¹ XY for each absolute penalty λ.
 
     xx `[p, p]` and xy `[p, q]` are centred, fp64, not modified. The system is equilibrated by its diagonal D:
@@ -48,7 +50,9 @@ def eigh(xx: Tensor, xy: Tensor, penalties: Sequence[float]) -> tuple[list[Tenso
     values, vectors = torch.linalg.eigh(xx)
     values = values.clamp_min(0)
     rotated = vectors.T @ xy
-    return [vectors @ (rotated / (values + penalty)[:, None]) for penalty in penalties], [0.0] * len(penalties)
+    return [vectors @ (rotated / (values + penalty)[:, None]) for penalty in penalties], [
+        0.0
+    ] * len(penalties)
 
 
 Solver = Callable[[Tensor, Tensor, Sequence[float]], tuple[list[Tensor], list[float]]]

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kvbridge.cache.prefill import Batch
 from kvbridge.errors import OverBudget, UsageError
-from kvbridge.prefill import Batch
 
 
 class Spill:
@@ -50,7 +50,9 @@ class Spill:
         """The batch appended as `number`-th (from 0), on the CPU."""
         tensors = load_file(self.folder / f"{number:06d}.safetensors")
         mask = tensors.pop("mask")
-        layers = [{"k": tensors[f"{i}.k"], "v": tensors[f"{i}.v"]} for i in range(len(tensors) // 2)]
+        layers = [
+            {"k": tensors[f"{i}.k"], "v": tensors[f"{i}.v"]} for i in range(len(tensors) // 2)
+        ]
         return Batch(layers, mask, None)
 
 
@@ -64,4 +66,6 @@ def spill(folder: str | None, budget_bytes: int | None, dtype: torch.dtype) -> I
         raise UsageError(f"expected an existing folder to spill rows to, found {folder!r}")
     with tempfile.TemporaryDirectory(prefix="kvbridge-spill-", dir=folder) as path:
         free = shutil.disk_usage(path).free
-        yield Spill(Path(path), budget_bytes if budget_bytes is not None else int(0.7 * free), dtype)
+        yield Spill(
+            Path(path), budget_bytes if budget_bytes is not None else int(0.7 * free), dtype
+        )

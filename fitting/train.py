@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from kvbridge.asset.maps.translator import Block, GroupMap, Translator
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.families import FAMILIES, Group
 from kvbridge.fitting.layout import FEATURES, Key
@@ -16,7 +17,6 @@ from kvbridge.fitting.moments import Moments, Normal
 from kvbridge.fitting.select import SELECTORS, relative_order
 from kvbridge.fitting.solve import SOLVERS
 from kvbridge.geometry import KVGeometry
-from kvbridge.translator import Block, GroupMap, Translator
 
 SELECTION_LAMBDA = 1e-3
 
@@ -69,7 +69,9 @@ def solve_controls(
             sender, receiver, (layer, name), (Group(heads, ()),), True, train, validation, config
         )
     return MapSet(
-        Translator(sender, receiver, "token-only", control_features(config.receiver_features), maps),
+        Translator(
+            sender, receiver, "token-only", control_features(config.receiver_features), maps
+        ),
         lambdas,
         jitter,
     )
@@ -107,7 +109,13 @@ def solve_groups(
     best = max(range(len(scores)), key=lambda i: (scores[i], config.lambdas[i]))
     dtype = getattr(torch, config.weights_dtype)
     found = tuple(
-        GroupMap(g.heads, g.blocks, features, _small(maps[best], dtype), _small(own.bias(maps[best]), dtype))
+        GroupMap(
+            g.heads,
+            g.blocks,
+            features,
+            _small(maps[best], dtype),
+            _small(own.bias(maps[best]), dtype),
+        )
         for g, (own, _), (maps, _) in zip(groups, problems, paths, strict=True)
     )
     return found, config.lambdas[best], max(jitters[best] for _, jitters in paths)
@@ -117,7 +125,9 @@ def largest_map(sender: KVGeometry, receiver: KVGeometry, config: FitConfig) -> 
     """Inputs of the widest map the configuration will solve."""
     support = tuple(range(min(config.layers, len(sender.layers))))
     groups = [
-        g for layer, name in _targets(receiver) for g in FAMILIES[config.family](sender, receiver, layer, name, support)
+        g
+        for layer, name in _targets(receiver)
+        for g in FAMILIES[config.family](sender, receiver, layer, name, support)
     ]
     extra = receiver.hidden_size if config.receiver_features != "none" else 0
     return max(sum(b.width(sender) for b in g.blocks) for g in groups) + extra
@@ -158,19 +168,25 @@ def _path(own: Normal, config: FitConfig) -> tuple[list[Tensor], list[float]]:
     return SOLVERS[config.solver](own.xx, own.xy, [x * scale for x in config.lambdas])
 
 
-def _slice(moments: Moments, sender: KVGeometry, group: Group, features: bool, target: Key, width: int) -> Normal:
+def _slice(
+    moments: Moments, sender: KVGeometry, group: Group, features: bool, target: Key, width: int
+) -> Normal:
     """Normal equations of one group; `width` 0 means all the target's columns."""
     support: list[tuple[Key, slice | None]] = [(FEATURES, None)] if features else []
     for block in group.blocks:
         stream = sender.layers[block.layer].stream(block.stream)
-        support += [((block.layer, block.stream), part) for part in _parts(block.heads, stream.width)]
+        support += [
+            ((block.layer, block.stream), part) for part in _parts(block.heads, stream.width)
+        ]
     if not width:
         return moments.normal(support, target)
     first, last = group.heads[0], group.heads[-1]
     if list(group.heads) == list(range(first, last + 1)):
         return moments.normal(support, target, slice(first * width, (last + 1) * width))
     whole = moments.normal(support, target)
-    at = torch.cat([torch.arange(h * width, (h + 1) * width) for h in group.heads]).to(whole.xy.device)
+    at = torch.cat([torch.arange(h * width, (h + 1) * width) for h in group.heads]).to(
+        whole.xy.device
+    )
     return replace(whole, y_mean=whole.y_mean[at], xy=whole.xy[:, at], yy=whole.yy[at])
 
 

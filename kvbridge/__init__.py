@@ -6,49 +6,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbridge.asset import Asset, load_asset, load_controls, save_asset
-    from kvbridge.bridge import Bridge
+    from kvbridge.asset.folder import Asset, load_asset, load_controls, save_asset
+    from kvbridge.asset.maps.translator import Translator
+    from kvbridge.cache.prefill import capture
+    from kvbridge.cache.provenance import Decision, Provenance
+    from kvbridge.cache.snapshot import KVSnapshot
     from kvbridge.errors import KVBridgeError
-    from kvbridge.evidence import Evidence
     from kvbridge.fitting.config import FitConfig
     from kvbridge.fitting.job import Fit, fit
     from kvbridge.geometry import KVGeometry, Stream
-    from kvbridge.handoff import Handoff, generate_many
-    from kvbridge.models import Model, load, wrap
-    from kvbridge.prefill import capture
-    from kvbridge.provenance import Decision, Provenance
-    from kvbridge.repair import RepairPlan
-    from kvbridge.rope import Rotation
-    from kvbridge.snapshot import KVSnapshot
-    from kvbridge.translator import Translator
+    from kvbridge.handoff.bridge import Bridge
+    from kvbridge.handoff.evidence import Evidence
+    from kvbridge.handoff.repair import RepairPlan
+    from kvbridge.handoff.result import Handoff, generate_many
+    from kvbridge.model.load import Model, load, wrap
+    from kvbridge.model.rope import Rotation
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Asset": "asset",
-    "Bridge": "bridge",
-    "Decision": "provenance",
-    "Evidence": "evidence",
+    "Asset": "asset.folder",
+    "Bridge": "handoff.bridge",
+    "Decision": "cache.provenance",
+    "Evidence": "handoff.evidence",
     "Fit": "fitting.job",
     "FitConfig": "fitting.config",
-    "Handoff": "handoff",
+    "Handoff": "handoff.result",
     "KVBridgeError": "errors",
     "KVGeometry": "geometry",
-    "KVSnapshot": "snapshot",
-    "Model": "models",
-    "Provenance": "provenance",
-    "RepairPlan": "repair",
-    "Rotation": "rope",
+    "KVSnapshot": "cache.snapshot",
+    "Model": "model.load",
+    "Provenance": "cache.provenance",
+    "RepairPlan": "handoff.repair",
+    "Rotation": "model.rope",
     "Stream": "geometry",
-    "Translator": "translator",
-    "capture": "prefill",
+    "Translator": "asset.maps.translator",
+    "capture": "cache.prefill",
     "fit": "fitting.job",
-    "generate_many": "handoff",
-    "load": "models",
-    "load_asset": "asset",
-    "load_controls": "asset",
-    "save_asset": "asset",
-    "wrap": "models",
+    "generate_many": "handoff.result",
+    "load": "model.load",
+    "load_asset": "asset.folder",
+    "load_controls": "asset.folder",
+    "save_asset": "asset.folder",
+    "wrap": "model.load",
 }
 
 __all__ = [
@@ -80,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported on first use, so that `kvbridge.manifest` and the store never load torch."""
+    """Public names are imported on first use, so that `kvbridge.asset.manifest` and the store never load torch."""
     if name not in _WHERE:
         raise AttributeError(f"module 'kvbridge' has no attribute {name!r}")
     value = getattr(import_module(f"kvbridge.{_WHERE[name]}"), name)

@@ -48,7 +48,9 @@ _DTYPE_BYTES = {
 }
 
 
-def check_safetensors_header(path: Path, *, max_tensors: int, max_bytes: int | None = None) -> Header:
+def check_safetensors_header(
+    path: Path, *, max_tensors: int, max_bytes: int | None = None
+) -> Header:
     """Reads and checks a safetensors header alone. Raises CorruptFile.
 
     Checked before any tensor is allocated: header and file size, tensor count, dtypes, and byte ranges that follow
@@ -69,7 +71,9 @@ def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors
     """The header of an open file of `size` bytes, read from its start; raises CorruptFile naming `name`."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-        raise CorruptFile(f"{name}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})")
+        raise CorruptFile(
+            f"{name}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})"
+        )
     body = parse_json(file.read(length), name)
     if not isinstance(body, dict):
         raise CorruptFile(f"{name}: expected a JSON object as header")
@@ -85,11 +89,15 @@ def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors
             raise CorruptFile(f"{name}: tensors overlap or leave a gap at byte {at}")
         at = stop
     if at != size - 8 - length:
-        raise CorruptFile(f"{name}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)")
+        raise CorruptFile(
+            f"{name}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)"
+        )
     return Header(metadata, tensors)
 
 
-def _header_entry(tensor: str, entry: Any, name: str) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+def _header_entry(
+    tensor: str, entry: Any, name: str
+) -> tuple[str, tuple[int, ...], tuple[int, int]]:
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         count = 1
@@ -97,10 +105,16 @@ def _header_entry(tensor: str, entry: Any, name: str) -> tuple[str, tuple[int, .
             if type(n) is not int or not 0 <= n < 1 << 63 or len(shape) > MAX_RANK:
                 raise ValueError(f"shape {str(shape)[:80]}")
             count *= n
-        if type(start) is not int or type(stop) is not int or stop - start != count * _DTYPE_BYTES[dtype]:
+        if (
+            type(start) is not int
+            or type(stop) is not int
+            or stop - start != count * _DTYPE_BYTES[dtype]
+        ):
             raise ValueError(f"offsets {str((start, stop))[:80]} do not hold {dtype} {shape}")
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptFile(f"{name}: tensor {tensor[:80]!r} is malformed: {str(error)[:200]}") from error
+        raise CorruptFile(
+            f"{name}: tensor {tensor[:80]!r} is malformed: {str(error)[:200]}"
+        ) from error
     return dtype, shape, (start, stop)
 
 
@@ -161,7 +175,9 @@ def read_json(path: Path) -> object:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
-            raise CorruptFile(f"{path}: {size} bytes of JSON, more than the {MAX_JSON_BYTES} allowed")
+            raise CorruptFile(
+                f"{path}: {size} bytes of JSON, more than the {MAX_JSON_BYTES} allowed"
+            )
         return parse_json(path.read_bytes(), str(path))
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
@@ -240,11 +256,19 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
         present = {entry.name for entry in path.iterdir()}
     except (OSError, ValueError) as error:
         wanted, missing = ", ".join(sorted(required)), isinstance(error, FileNotFoundError)
-        what = "no such folder" if missing else getattr(error, "strerror", None) or type(error).__name__
-        raise CorruptFile(f"{str(path)[:200]!r}: expected a folder with {wanted}, found {what}") from error
+        what = (
+            "no such folder"
+            if missing
+            else getattr(error, "strerror", None) or type(error).__name__
+        )
+        raise CorruptFile(
+            f"{str(path)[:200]!r}: expected a folder with {wanted}, found {what}"
+        ) from error
     if present != required | {SUMS}:
         odd = ", ".join(ascii(name)[:80] for name in sorted(present ^ (required | {SUMS}))[:5])
-        raise CorruptFile(f"{path}: expected {', '.join(sorted(required | {SUMS}))} and nothing else: {odd}")
+        raise CorruptFile(
+            f"{path}: expected {', '.join(sorted(required | {SUMS}))} and nothing else: {odd}"
+        )
     sums_path = path / SUMS
     if sums_path.is_symlink():
         raise CorruptFile(f"{sums_path}: expected a regular file, found a link")
@@ -257,11 +281,15 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
         raise CorruptFile(f"{sums_path}: cannot be read: {error.strerror}") from error
     listed = parse_sums(raw, str(sums_path))
     if set(listed) != required:
-        raise CorruptFile(f"{sums_path}: expected to list {', '.join(sorted(required))} and nothing else")
+        raise CorruptFile(
+            f"{sums_path}: expected to list {', '.join(sorted(required))} and nothing else"
+        )
     for name, expected in listed.items():
         found = file_digest(path / name)
         if found != expected:
-            raise CorruptFile(f"{path / name}: SHA-256 is {found}, expected {expected}; fetch or fit it again")
+            raise CorruptFile(
+                f"{path / name}: SHA-256 is {found}, expected {expected}; fetch or fit it again"
+            )
     return hashlib.sha256(raw).hexdigest()
 
 
@@ -316,7 +344,9 @@ def _regular(path: Path) -> None:
 
 def stands_already(path: Path, files: Mapping[str, bytes]) -> bool:
     """Whether exactly `files` were published at `path`, False where nothing is; raises AlreadyExists for other content."""
-    if not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not any(path.iterdir())):
+    if not os.path.lexists(path) or (
+        path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    ):
         return False
     try:
         if verify_folder(path, required=frozenset(files)) == folder_digest(files):

@@ -90,7 +90,8 @@ class KVGeometry:
         """Plain JSON types; `from_json` is its inverse."""
         body = asdict(self)
         body["layers"] = [
-            {**layer, "streams": [dict(stream) for stream in layer["streams"]]} for layer in body["layers"]
+            {**layer, "streams": [dict(stream) for stream in layer["streams"]]}
+            for layer in body["layers"]
         ]
         body["adapters"] = list(self.adapters)
         return body
@@ -100,20 +101,37 @@ class KVGeometry:
         """Raises CorruptFile when a field is missing, unknown, of another type or out of range."""
         try:
             layers = tuple(_layer(layer) for layer in _of(list, _exactly(cls, body)["layers"]))
-            rest = {name: value for name, value in body.items() if name not in ("layers", "adapters")}
+            rest = {
+                name: value for name, value in body.items() if name not in ("layers", "adapters")
+            }
             for name, value in rest.items():
                 if name in _COUNTS:
                     _count(value)
                 elif not (name == "licence" and value is None):
                     _of(str, value)
             if not layers or rest["dtype"] not in _DTYPES:
-                raise TypeError(f"expected layers and a dtype of {', '.join(_DTYPES)}, found {rest['dtype']:.40}")
-            return cls(**rest, layers=layers, adapters=tuple(_of(str, a) for a in _of(list, body["adapters"])))
+                raise TypeError(
+                    f"expected layers and a dtype of {', '.join(_DTYPES)}, found {rest['dtype']:.40}"
+                )
+            return cls(
+                **rest,
+                layers=layers,
+                adapters=tuple(_of(str, a) for a in _of(list, body["adapters"])),
+            )
         except TypeError as error:
-            raise CorruptFile(f"expected the geometry of a model, found something else: {str(error)[:200]}") from error
+            raise CorruptFile(
+                f"expected the geometry of a model, found something else: {str(error)[:200]}"
+            ) from error
 
 
-_COUNTS = ("hidden_size", "attention_heads", "max_positions", "vocabulary", "parameters", "layer_parameters")
+_COUNTS = (
+    "hidden_size",
+    "attention_heads",
+    "max_positions",
+    "vocabulary",
+    "parameters",
+    "layer_parameters",
+)
 
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -128,7 +146,9 @@ def _layer(body: Any) -> LayerGeometry:
         for s in (_exactly(Stream, one) for one in _of(list, body["streams"]))
     )
     if body["kind"] not in _KINDS or not streams:
-        raise TypeError(f"expected a layer of kind {' or '.join(_KINDS)} with streams, found {str(body)[:80]}")
+        raise TypeError(
+            f"expected a layer of kind {' or '.join(_KINDS)} with streams, found {str(body)[:80]}"
+        )
     if len({s.name for s in streams}) != len(streams):
         raise TypeError("expected each stream of a layer once")
     window_tokens = None if window is None else _count(window)
@@ -182,7 +202,9 @@ def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
 
 def digest_json(body: Any) -> str:
     """SHA-256 of canonical JSON (sorted keys, no spaces, no NaN)."""
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 

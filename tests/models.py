@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 import kvbridge
@@ -31,48 +39,105 @@ SENTENCES = (
 TEXT = " ".join(SENTENCES[:4])
 UNICODE_TEXT = "Naïve cafés 👩‍👩‍👧 e\u0301tude\tデータを読む\r\nzwei  Wörter 🇫🇷 — 漢字, 123.\n\nEnd"
 SMALL = {
-    "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
-    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**SMALL, "head_dim": 16}),
     "qwen3": ("Qwen3", {**SMALL, "head_dim": 16}),
-    "gemma3": ("Gemma3Text", {
-        **SMALL, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-    }),
-    "gpt2": ("GPT2", {
-        "vocab_size": VOCABULARY, "n_embd": 48, "n_layer": 4, "n_head": 4, "n_positions": 1024, "pad_token_id": 0,
-        "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False,
-    }),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **SMALL,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 16,
+            "layer_types": [
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 48,
+            "n_layer": 4,
+            "n_head": 4,
+            "n_positions": 1024,
+            "pad_token_id": 0,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "tie_word_embeddings": False,
+        },
+    ),
     "phi3": ("Phi3", {**SMALL, "num_attention_heads": 4}),
     "phi3_sliding": ("Phi3", {**SMALL, "sliding_window": 8}),
     "mistral_sliding": ("Mistral", {**SMALL, "head_dim": 16, "sliding_window": 8}),
     "cohere": ("Cohere", {**SMALL, "logit_scale": 1.0}),
     "glm": ("Glm", {**SMALL, "head_dim": 16}),
-    "neox": ("GPTNeoX", {
-        **{k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    }),
+    "neox": (
+        "GPTNeoX",
+        {
+            **{k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
     "smollm3": ("SmolLM3", {**SMALL, "no_rope_layers": [1, 1, 0, 1]}),
-    "llama_yarn": ("Llama", {
-        **SMALL, "head_dim": 16, "max_position_embeddings": 4096,
-        "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 256,
+    "llama_yarn": (
+        "Llama",
+        {
+            **SMALL,
+            "head_dim": 16,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 256,
+            },
         },
-    }),
-    "llama_llama3": ("Llama", {
-        **SMALL, "head_dim": 16,
-        "rope_parameters": {
-            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+    ),
+    "llama_llama3": (
+        "Llama",
+        {
+            **SMALL,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
         },
-    }),
-    "llama_linear": ("Llama", {
-        **SMALL, "head_dim": 16, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-    }),
-}  # fmt: skip
+    ),
+    "llama_linear": (
+        "Llama",
+        {
+            **SMALL,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+}
 CAUSAL = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 EXACT_KINDS = ("llama", "qwen3", "gemma3", "gpt2", "phi3")
 
@@ -83,7 +148,9 @@ def tiny_config(kind: str, **overrides: Any) -> Any:
     return getattr(transformers, f"{family}Config")(**{**settings, **overrides})
 
 
-def tiny_causal(kind: str, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
+def tiny_causal(
+    kind: str, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Any:
     """A fresh transformers model of `kind` with wide random weights, in evaluation mode."""
     family = CONFIGS[kind][0]
     config = tiny_config(kind, **overrides)
@@ -121,10 +188,16 @@ def _trained(kind: str) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
         )
         trainer = trainers.BpeTrainer(
-            vocab_size=VOCABULARY, special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+            vocab_size=VOCABULARY,
+            special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
         )
     else:
         tokenizer = Tokenizer(models.BPE())
@@ -132,12 +205,16 @@ def _trained(kind: str) -> Tokenizer:
         tokenizer.decoder = decoders.ByteLevel()
         size = {"bytes": 340, "bytes_other": 376, "bos": 352}[kind]
         trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+            vocab_size=size,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
     texts = SENTENCES[4:] if kind == "bytes_other" else SENTENCES
     tokenizer.train_from_iterator(texts, trainer)
     if kind == "bos":
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
     return tokenizer
 
 
@@ -154,8 +231,12 @@ def tiny_tokenizer(kind: str = "bytes") -> PreTrainedTokenizerFast:
     """A fresh fast tokenizer of one of TOKENIZERS, trained on SENTENCES; `bos` puts `<s>` before every text."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_tokenizer_json(kind)),
-        pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=CHAT_TEMPLATE,
-    )  # fmt: skip
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template=CHAT_TEMPLATE,
+    )
 
 
 def wrapped(model: Any, tokenizer: str = "bytes", name: str = "tiny") -> kvbridge.Model:

@@ -16,11 +16,33 @@ from torch.overrides import TorchFunctionMode
 
 THERE = torch.device("cuda", 0)
 _OF = vars(torch._C.TensorBase)
-FACTORIES = frozenset({
-    "arange", "empty", "full", "linspace", "ones", "rand", "randn", "scalar_tensor", "tensor", "zeros", "eye", "as_tensor",
-    "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like", "new_empty", "new_full", "new_ones",
-    "new_tensor", "new_zeros",
-})  # fmt: skip
+FACTORIES = frozenset(
+    {
+        "arange",
+        "empty",
+        "full",
+        "linspace",
+        "ones",
+        "rand",
+        "randn",
+        "scalar_tensor",
+        "tensor",
+        "zeros",
+        "eye",
+        "as_tensor",
+        "empty_like",
+        "full_like",
+        "ones_like",
+        "rand_like",
+        "randn_like",
+        "zeros_like",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_tensor",
+        "new_zeros",
+    }
+)
 APART = frozenset({"copy_", "_has_compatible_shallow_copy_type"})
 
 
@@ -59,7 +81,11 @@ class Pretend(TorchFunctionMode):
     """Inside, marked tensors say they are on `THERE`, and what is made of them is marked."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func` on the CPU, after the checks that the device would make."""
         kwargs = dict(kwargs or {})

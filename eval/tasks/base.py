@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.items import Item, RawItem
-from kvbridge.eval.start import Start
-from kvbridge.models import Model
+from kvbridge.eval.tasks.items import Item, RawItem
+from kvbridge.eval.tasks.start import Start
+from kvbridge.model.load import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,9 @@ def following_ids(model: Model, prompt: str, answer: str) -> Tensor:
     whole, before = model.encode(prompt + answer), model.encode(prompt)
     count = len(before)
     if len(whole) <= count or not torch.equal(whole.ids[:count], before.ids):
-        raise EvalError(f"{model.name}: no token ends where the prompt does (…{prompt[-12:]!r} + {answer[:12]!r}…)")
+        raise EvalError(
+            f"{model.name}: no token ends where the prompt does (…{prompt[-12:]!r} + {answer[:12]!r}…)"
+        )
     return whole.ids[count:]
 
 
@@ -70,7 +72,8 @@ def compare(native: Tensor, other: Tensor) -> tuple[float, float]:
     if native is other:
         return 0.0, 1.0
     divergence = [
-        float((p.exp() * (p - q)).where(p != -torch.inf, 0).sum()) for p, q in zip(native, other, strict=True)
+        float((p.exp() * (p - q)).where(p != -torch.inf, 0).sum())
+        for p, q in zip(native, other, strict=True)
     ]
     agreement = (native.argmax(-1) == other.argmax(-1)).double().mean()
     mean = sum(divergence) / len(divergence)

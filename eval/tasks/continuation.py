@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.items import Item, RawItem, chance_of, conversation_of
-from kvbridge.eval.start import Start
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
-from kvbridge.models import Model
+from kvbridge.eval.tasks.items import Item, RawItem, chance_of, conversation_of
+from kvbridge.eval.tasks.start import Start
+from kvbridge.model.load import Model
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,15 @@ class Continuation:
             name = raw.id if number == 0 else f"{raw.id}+{number}"
             found.append(
                 Item(
-                    name, raw.document, self.name, text[:start], (text[start:end],),
-                    chance=chance, conversation=conversation_of(raw),
+                    name,
+                    raw.document,
+                    self.name,
+                    text[:start],
+                    (text[start:end],),
+                    chance=chance,
+                    conversation=conversation_of(raw),
                 )
-            )  # fmt: skip
+            )
             text = text[end + 1 :]
         if not found:
             tokens = len(receiver.encode(text))

@@ -7,10 +7,10 @@ import string
 from collections import Counter
 from dataclasses import dataclass
 
-from kvbridge.eval.items import Item, RawItem, question_item
-from kvbridge.eval.start import Start
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
-from kvbridge.models import Model
+from kvbridge.eval.tasks.items import Item, RawItem, question_item
+from kvbridge.eval.tasks.start import Start
+from kvbridge.model.load import Model
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ class QuestionAnswering:
         own = likelihood(start, following_ids(start.model, item.prompt, first), len(first))
         exact = int(any(normalise(said) == normalise(a) for a in item.answers))
         return Scored(
-            own.loss, own.tokens, own.characters, exact, max(f1(said, a) for a in item.answers), own.distribution
+            own.loss,
+            own.tokens,
+            own.characters,
+            exact,
+            max(f1(said, a) for a in item.answers),
+            own.distribution,
         )
 
 

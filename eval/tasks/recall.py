@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbridge.eval.items import Item, RawItem, question_item
-from kvbridge.eval.start import Start
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
-from kvbridge.models import Model
+from kvbridge.eval.tasks.items import Item, RawItem, question_item
+from kvbridge.eval.tasks.start import Start
+from kvbridge.model.load import Model
 
 
 @dataclass(frozen=True)

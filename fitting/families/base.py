@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvbridge.asset.maps.translator import Block
 from kvbridge.geometry import KVGeometry
-from kvbridge.translator import Block
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,12 @@ class Family(Protocol):
     """
 
     def __call__(
-        self, sender: KVGeometry, receiver: KVGeometry, layer: int, stream: str, support: tuple[int, ...]
+        self,
+        sender: KVGeometry,
+        receiver: KVGeometry,
+        layer: int,
+        stream: str,
+        support: tuple[int, ...],
     ) -> tuple[Group, ...]:
         """The groups."""
         ...

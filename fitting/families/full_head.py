@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kvbridge.asset.maps.translator import Block
 from kvbridge.fitting.families.base import Group
 from kvbridge.geometry import KVGeometry
-from kvbridge.translator import Block
 
 
 def full_head(

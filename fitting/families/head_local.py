@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kvbridge.asset.maps.translator import Block
 from kvbridge.fitting.families.base import Group
 from kvbridge.geometry import KVGeometry
-from kvbridge.translator import Block
 
 
 def head_local(
@@ -16,7 +16,8 @@ def head_local(
     groups = []
     for head in range(heads):
         blocks = tuple(
-            Block(source, stream, (head * sender.layers[source].stream(stream).heads // heads,)) for source in support
+            Block(source, stream, (head * sender.layers[source].stream(stream).heads // heads,))
+            for source in support
         )
         groups.append(Group((head,), blocks))
     return tuple(groups)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbridge.gates.outcomes import Outcome
+from kvbridge.gates.labels.outcomes import Outcome
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,23 @@ def _gap(outcome: Outcome, tau: float) -> bool | None:
 
 def _lost(outcome: Outcome, tau: float) -> bool | None:
     del tau
-    return None if outcome.native_right is None else outcome.native_right and not outcome.translated_right
+    return (
+        None
+        if outcome.native_right is None
+        else outcome.native_right and not outcome.translated_right
+    )
 
 
 LABELS: dict[str, Label] = {
     "next_token": Label(lambda o, _: o.flip, None, "the next greedy token differs"),
-    "continuation": Label(lambda o, tau: not o.diverges >= tau, 4, "one of the next τ greedy tokens differs (τ ≤ 4)"),
+    "continuation": Label(
+        lambda o, tau: not o.diverges >= tau, 4, "one of the next τ greedy tokens differs (τ ≤ 4)"
+    ),
     "lost_answer": Label(_lost, None, "right when dense and wrong when translated"),
-    "loss_gap": Label(_gap, 0.1, "nats per token of what follows exceed the receiver's own by more than τ"),
-    "kl": Label(lambda o, tau: not o.kl <= tau, 0.1, "KL of the next token's distribution exceeds τ nats"),
+    "loss_gap": Label(
+        _gap, 0.1, "nats per token of what follows exceed the receiver's own by more than τ"
+    ),
+    "kl": Label(
+        lambda o, tau: not o.kl <= tau, 0.1, "KL of the next token's distribution exceeds τ nats"
+    ),
 }

@@ -1,7 +1,7 @@
 """How well the sender's tokens meet the receiver's: part of the contract, as numbers. Costs nothing."""
 
-from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
@@ -10,5 +10,8 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 ALIGNMENT = Signal(
-    ("inexact_ends", "uncovered"), _read, (), "share of receiver tokens that end inside a sender token, or have none"
+    ("inexact_ends", "uncovered"),
+    _read,
+    (),
+    "share of receiver tokens that end inside a sender token, or have none",
 )

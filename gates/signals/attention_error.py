@@ -8,10 +8,10 @@ import math
 
 import torch
 
-from kvbridge.gates.attention import expected_error
-from kvbridge.gates.costs import QUERIES
-from kvbridge.gates.reading import Inapplicable, Reading
+from kvbridge.gates.signals.attention import expected_error
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.costs import QUERIES
+from kvbridge.gates.signals.reading import Inapplicable, Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
@@ -36,9 +36,14 @@ def _read(reading: Reading) -> tuple[float, ...]:
         part = slice(first, int(positions[-1]) + 1)
         device = queries.device
         error, squared = expected_error(
-            queries, e.repaired[layer]["k"][part].float(), e.repaired[layer]["v"][part].float(), allowed.to(device),
-            uncertain[part].to(device), extras.residual_k[layer].to(device), extras.residual_v[layer].to(device),
-        )  # fmt: skip
+            queries,
+            e.repaired[layer]["k"][part].float(),
+            e.repaired[layer]["v"][part].float(),
+            allowed.to(device),
+            uncertain[part].to(device),
+            extras.residual_k[layer].to(device),
+            extras.residual_v[layer].to(device),
+        )
         found.append(float((error.sum(1) / squared.sum(1).clamp_min(1e-12)).mean()))
     if not found:
         raise Inapplicable("this receiver's attention gives no queries")
@@ -46,6 +51,8 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 ATTENTION_ERROR = Signal(
-    ("attention_error", "attention_worst"), _read, ("attention_error",),
+    ("attention_error", "attention_worst"),
+    _read,
+    ("attention_error",),
     "log expected squared error of the tail's attention outputs over their square: mean over layers, and the worst layer",
-)  # fmt: skip
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbridge.gates.reading import Reading
+from kvbridge.gates.signals.reading import Reading
 
 Read = Callable[[Reading], tuple[float, ...]]
 

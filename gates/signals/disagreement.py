@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from kvbridge.gates.extras import rows_of
-from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.extras import rows_of
+from kvbridge.gates.signals.reading import Inapplicable, Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
@@ -29,6 +29,8 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 DISAGREEMENT = Signal(
-    ("disagreement", "disagreement_last"), _read, ("halves",),
+    ("disagreement", "disagreement_last"),
+    _read,
+    ("halves",),
     "log relative distance of two maps from disjoint sender layers: mean over a few tokens, and the last one",
-)  # fmt: skip
+)

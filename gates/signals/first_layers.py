@@ -5,23 +5,30 @@ Costs the maps of those layers over the sample; the layers themselves belong to 
 
 import torch
 
-from kvbridge.gates.reading import Inapplicable, Reading
+from kvbridge.asset.maps.translator import Translator
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Inapplicable, Reading
 from kvbridge.gates.signals.residuals import relative
-from kvbridge.translator import Translator
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
     e = reading.evidence
-    maps = {key: groups for key, groups in reading.translator.maps.items() if key[0] < e.exact_layers}
+    maps = {
+        key: groups for key, groups in reading.translator.maps.items() if key[0] < e.exact_layers
+    }
     if not maps:
         raise Inapplicable("the translator has no map of a layer that the receiver computed itself")
     t = reading.translator
-    part = Translator(t.sender, t.receiver, t.family, t.receiver_features, maps).to(e.receiver.device)
+    part = Translator(t.sender, t.receiver, t.family, t.receiver_features, maps).to(
+        e.receiver.device
+    )
     reading.spend("first_maps")
     rows = reading.sampled()
     features = None if e.features is None else e.features[rows.to(e.features.device)]
-    content = {i: {n: x.to(e.receiver.device) for n, x in reading.content(rows, i).items()} for i in part.sender_layers}
+    content = {
+        i: {n: x.to(e.receiver.device) for n, x in reading.content(rows, i).items()}
+        for i in part.sender_layers
+    }
     out = part(content, features)
     found: dict[str, list[torch.Tensor]] = {"k": [], "v": []}
     for layer, streams in out.items():
@@ -33,7 +40,9 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 FIRST_LAYERS = Signal(
-    ("first_k", "first_v", "first_worst"), _read, ("first_maps",),
+    ("first_k", "first_v", "first_worst"),
+    _read,
+    ("first_maps",),
     "relative error of the maps of the receiver's own first layers: mean of keys, of values, worst sampled token",
     integrity=True,
-)  # fmt: skip
+)

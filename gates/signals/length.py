@@ -2,8 +2,8 @@
 
 import math
 
-from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:

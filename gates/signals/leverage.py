@@ -5,8 +5,8 @@ The factor is of the rows that the maps were fitted on, the corpus is the calibr
 
 import math
 
-from kvbridge.gates.reading import Inapplicable, Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Inapplicable, Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
@@ -23,11 +23,17 @@ def _read(reading: Reading) -> tuple[float, ...]:
         outside.append(factor.outside(x, z))
         distance.append(float((z.mean(0) - centre[stream]).square().mean()) * len(z))
     count = len(factors)
-    return math.log(sum(leverage) / count + 1e-6), sum(outside) / count, math.log(sum(distance) / count + 1e-6)
+    return (
+        math.log(sum(leverage) / count + 1e-6),
+        sum(outside) / count,
+        math.log(sum(distance) / count + 1e-6),
+    )
 
 
 LEVERAGE = Signal(
-    ("leverage", "outside", "corpus_distance"), _read, ("basis",),
+    ("leverage", "outside", "corpus_distance"),
+    _read,
+    ("basis",),
     "log mean leverage of sampled sender rows, their energy outside the factor, distance of their mean to the corpus'",
     integrity=True,
-)  # fmt: skip
+)

@@ -6,8 +6,8 @@ Costs one receiver token with its head; the sender's view costs nine sender toke
 import torch
 from torch import Tensor
 
-from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Reading
 
 
 def shape_of(logs: Tensor) -> tuple[float, float]:
@@ -32,6 +32,9 @@ NEXT_TOKEN = Signal(
     "entropy and negated margin of the translated next-token distribution",
 )
 SENDER_NEXT = Signal(
-    ("sender_entropy", "sender_unsure"), _sender, ("sender_tail",), "the same of the sender's own distribution",
+    ("sender_entropy", "sender_unsure"),
+    _sender,
+    ("sender_tail",),
+    "the same of the sender's own distribution",
     default=False,
-)  # fmt: skip
+)

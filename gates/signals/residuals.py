@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbridge.snapshot import KVSnapshot, LayerKV
+from kvbridge.cache.snapshot import KVSnapshot, LayerKV
 
 ROUNDING = {"float64": 2.0**-16, "float32": 2.0**-16, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 """By dtype of a cache: how far a row of the first layers may be from its own computation done another way, by `relative`. A
@@ -19,7 +19,9 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
     return error / expected.float().flatten(1).norm(dim=1).clamp_min(1e-6)
 
 
-def worst(snapshot: KVSnapshot, rows: Tensor, again: Sequence[LayerKV], *, roundings: float = 1) -> float:
+def worst(
+    snapshot: KVSnapshot, rows: Tensor, again: Sequence[LayerKV], *, roundings: float = 1
+) -> float:
     """log10 of the largest relative error of `rows` `[n]` of the snapshot's layers, against the first layers computed
     `again` `[n, heads, width]`; NaN where anything is. What is below `roundings` × ROUNDING counts as that much: limits set
     on prefilled caches, which are often equal bit for bit, would refuse every other honest one."""

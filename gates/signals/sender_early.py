@@ -5,8 +5,8 @@ moves them, and so does a first layer that is of another text. What was changed 
 see. Costs nine tokens through an eighth of the sender.
 """
 
-from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Reading
 from kvbridge.gates.signals.residuals import worst
 
 
@@ -16,7 +16,9 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 SENDER_EARLY = Signal(
-    ("sender_early",), _read, ("sender_early",),
+    ("sender_early",),
+    _read,
+    ("sender_early",),
     "log10 of the worst relative error of the sender's last tokens in its first layers, run again",
     integrity=True,
-)  # fmt: skip
+)

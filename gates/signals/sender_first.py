@@ -4,8 +4,8 @@ K and V of layer 0 depend on each token and its position alone, so any sample is
 the cache holds. Costs that layer's projections over the sampled tokens.
 """
 
-from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Reading
 from kvbridge.gates.signals.residuals import worst
 
 
@@ -15,6 +15,9 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 SENDER_FIRST = Signal(
-    ("sender_first",), _read, ("sender_first",), "log10 of the worst relative error of the sender's layer 0, sampled tokens",
+    ("sender_first",),
+    _read,
+    ("sender_first",),
+    "log10 of the worst relative error of the sender's layer 0, sampled tokens",
     integrity=True,
-)  # fmt: skip
+)

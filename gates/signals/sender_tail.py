@@ -3,8 +3,8 @@
 Costs a forward of nine sender tokens, far more than the default set may, shared with the sender's loss and its next token.
 """
 
-from kvbridge.gates.reading import Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import Reading
 from kvbridge.gates.signals.residuals import worst
 
 ALL_LAYERS = 4
@@ -17,6 +17,10 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 SENDER_TAIL = Signal(
-    ("sender_tail",), _read, ("sender_tail",), "log10 of the worst relative error of the sender's last tokens, run again",
-    integrity=True, default=False,
-)  # fmt: skip
+    ("sender_tail",),
+    _read,
+    ("sender_tail",),
+    "log10 of the worst relative error of the sender's last tokens, run again",
+    integrity=True,
+    default=False,
+)

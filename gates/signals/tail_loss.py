@@ -3,8 +3,8 @@
 Costs the receiver's head over the known tokens, and nine sender tokens (shared).
 """
 
-from kvbridge.gates.reading import KNOWN, Reading
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.reading import KNOWN, Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
@@ -23,7 +23,9 @@ def _read(reading: Reading) -> tuple[float, ...]:
 
 
 TAIL_LOSS = Signal(
-    ("receiver_loss", "sender_loss", "loss_gap"), _read, ("receiver_head", "sender_tail"),
+    ("receiver_loss", "sender_loss", "loss_gap"),
+    _read,
+    ("receiver_head", "sender_tail"),
     "nats per character of the known tail: receiver under the translated cache, sender, difference",
     default=False,
-)  # fmt: skip
+)

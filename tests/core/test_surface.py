@@ -10,10 +10,31 @@ import pytest
 import kvbridge
 
 PUBLIC = [
-    "Asset", "Bridge", "Decision", "Evidence", "Fit", "FitConfig", "Handoff", "KVBridgeError", "KVGeometry",
-    "KVSnapshot", "Model", "Provenance", "RepairPlan", "Rotation", "Stream", "Translator", "capture", "fit",
-    "generate_many", "load", "load_asset", "load_controls", "save_asset", "wrap",
-]  # fmt: skip
+    "Asset",
+    "Bridge",
+    "Decision",
+    "Evidence",
+    "Fit",
+    "FitConfig",
+    "Handoff",
+    "KVBridgeError",
+    "KVGeometry",
+    "KVSnapshot",
+    "Model",
+    "Provenance",
+    "RepairPlan",
+    "Rotation",
+    "Stream",
+    "Translator",
+    "capture",
+    "fit",
+    "generate_many",
+    "load",
+    "load_asset",
+    "load_controls",
+    "save_asset",
+    "wrap",
+]
 
 
 def test_all_is_pinned():
@@ -39,7 +60,10 @@ HEAVY = ("torch", "transformers", "numpy", "datasets", "safetensors")
 
 @pytest.mark.parametrize(
     "modules",
-    ["kvbridge, kvbridge.errors", "kvbridge.geometry, kvbridge.files, kvbridge.manifest, kvbridge.provenance"],
+    [
+        "kvbridge, kvbridge.errors",
+        "kvbridge.geometry, kvbridge.files, kvbridge.asset.manifest, kvbridge.cache.provenance",
+    ],
 )
 def test_light_modules_load_nothing_heavy(modules):
     code = f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])"

@@ -4,7 +4,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from kvbridge.demo import corpus
+from recipes.demo import corpus
 
 
 def lzw_encode(data: bytes) -> bytes:
@@ -39,7 +39,13 @@ def test_lzw_reads_repeats_and_growing_widths() -> None:
 
 
 def test_novels_are_read_out_of_an_r_database(tmp_path: Path) -> None:
-    lines = ["CHAPTER I", "", "It was a fine day, and Emma _went_ out with the others", "to see the garden.", ""]
+    lines = [
+        "CHAPTER I",
+        "",
+        "It was a fine day, and Emma _went_ out with the others",
+        "to see the garden.",
+        "",
+    ]
     record = b"X\n" + struct.pack(">III", 3, 0x40201, 0x30500) + struct.pack(">I", 5) + b"UTF-8"
     record += struct.pack(">II", 0x10, len(lines))
     for line in lines:

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from kvbridge.demo import MODELS, SPLITS, corpus, measure, path, recipe, texts
-from kvbridge.demo.tasks import KINDS, VOCABULARY
+from kvbridge.demo import MODELS, SPLITS, path, texts
+from recipes.demo import corpus, measure, recipe
+from recipes.demo.tasks import KINDS, VOCABULARY
 
 
 @cache
@@ -32,7 +33,9 @@ def test_unknown_names_raise() -> None:
         texts("nothing")
 
 
-@pytest.mark.parametrize(("split", "least"), [("train", 600), ("validation", 150), ("test", 300), ("recall", 1000)])
+@pytest.mark.parametrize(
+    ("split", "least"), [("train", 600), ("validation", 150), ("test", 300), ("recall", 1000)]
+)
 def test_counts_and_unique_ids(split: str, least: int) -> None:
     assert len(rows(split)) >= least
     assert len({row["id"] for row in rows(split)}) == len(rows(split))
@@ -60,7 +63,9 @@ def test_recall_answers_stand_once_in_the_context_at_the_stated_distance() -> No
         ids = tokenizer().encode(item["context"] + item["question"] + item["answer"]).ids
         prompt = tokenizer().encode(item["context"] + item["question"]).ids
         assert ids[:-1] == prompt
-        assert [len(prompt) - i for i, token in enumerate(prompt) if token == ids[-1]] == [item["distance"]]
+        assert [len(prompt) - i for i, token in enumerate(prompt) if token == ids[-1]] == [
+            item["distance"]
+        ]
         assert 20 <= item["distance"] <= 180
 
 
@@ -73,7 +78,9 @@ def test_recall_options_are_values_of_the_relation_told_in_the_context() -> None
 
 
 def test_every_task_word_is_one_token() -> None:
-    assert all(len(tokenizer().encode(word, add_special_tokens=False).ids) == 1 for word in VOCABULARY)
+    assert all(
+        len(tokenizer().encode(word, add_special_tokens=False).ids) == 1 for word in VOCABULARY
+    )
 
 
 def test_models_share_one_tokenizer() -> None:
@@ -83,17 +90,23 @@ def test_models_share_one_tokenizer() -> None:
 def test_weights_stay_under_25_megabytes_and_are_bf16() -> None:
     files = [path(name) / "model.safetensors" for name in MODELS]
     assert sum(file.stat().st_size for file in files) <= 25_000_000
-    assert all(tensor.dtype is torch.bfloat16 for file in files for tensor in load_file(file).values())
+    assert all(
+        tensor.dtype is torch.bfloat16 for file in files for tensor in load_file(file).values()
+    )
 
 
 def test_sender_and_receiver_differ_in_every_dimension() -> None:
-    sender, receiver = (json.loads((path(name) / "config.json").read_text()) for name in ("sender", "receiver"))
+    sender, receiver = (
+        json.loads((path(name) / "config.json").read_text()) for name in ("sender", "receiver")
+    )
     for entry in ("num_hidden_layers", "hidden_size", "num_key_value_heads", "head_dim"):
         assert sender[entry] != receiver[entry]
 
 
 def test_tuned_differs_from_receiver_in_its_upper_third_alone() -> None:
-    receiver, tuned = (load_file(path(name) / "model.safetensors") for name in ("receiver", "tuned"))
+    receiver, tuned = (
+        load_file(path(name) / "model.safetensors") for name in ("receiver", "tuned")
+    )
     layers = json.loads((path("receiver") / "config.json").read_text())["num_hidden_layers"]
     upper = tuple(f"model.layers.{index}." for index in recipe.upper_third(layers))
     assert receiver.keys() == tuned.keys()
@@ -119,7 +132,9 @@ def test_receiver_uses_its_context() -> None:
     seen = measure.recall(model, tokenizer(), sample)
     blind = measure.recall(model, tokenizer(), sample, context=False)
     assert sum(seen) / len(sample) > 5 * max(sum(blind) / len(sample), 0.04)
-    gain = measure.losses(model, tokenizer(), "test", 0, 24) - measure.losses(model, tokenizer(), "test", 192, 24)
+    gain = measure.losses(model, tokenizer(), "test", 0, 24) - measure.losses(
+        model, tokenizer(), "test", 192, 24
+    )
     assert gain > 0.3
 
 

@@ -7,10 +7,11 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from kvbridge.demo import path, recipe
-from kvbridge.demo.documents import RECALL_WEIGHT, Rows, compose, drill, encode, text_of
-from kvbridge.demo.export import export
-from kvbridge.demo.train import Run, Settings
+from kvbridge.demo import path
+from recipes.demo import recipe
+from recipes.demo.documents import RECALL_WEIGHT, Rows, compose, drill, encode, text_of
+from recipes.demo.export import export
+from recipes.demo.train import Run, Settings
 
 TINY = {
     "hidden_size": 32,
@@ -20,7 +21,10 @@ TINY = {
     "head_dim": 16,
     "intermediate_size": 48,
 }
-POOL = [f"It was the {word} day of the visit, and nobody spoke of it." for word in ("first", "second", "third")] * 20
+POOL = [
+    f"It was the {word} day of the visit, and nobody spoke of it."
+    for word in ("first", "second", "third")
+] * 20
 SETTINGS = Settings("sender", steps=12, batch_tokens=512, rate=3e-3, seed=3)
 
 
@@ -50,7 +54,10 @@ def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
     other = run(tmp_path / "other")
     other.rows = Rows(other.rows.tokenizer, [POOL], seed=4)
     other.train(until=2)
-    assert any(not torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True)
+    )
 
 
 def test_only_the_upper_third_moves_when_the_rest_is_frozen(tmp_path: Path) -> None:
@@ -58,7 +65,11 @@ def test_only_the_upper_third_moves_when_the_rest_is_frozen(tmp_path: Path) -> N
     before = {name: weights.clone() for name, weights in model.state_dict().items()}
     recipe.freeze_all_but(model, recipe.upper_third(3))
     Run(model, rows(), replace(SETTINGS, steps=3), tmp_path).train()
-    moved = {name for name, weights in model.state_dict().items() if not torch.equal(weights, before[name])}
+    moved = {
+        name
+        for name, weights in model.state_dict().items()
+        if not torch.equal(weights, before[name])
+    }
     assert moved
     assert all(name.startswith("model.layers.2.") for name in moved)
 
@@ -75,7 +86,11 @@ def test_drills_weigh_exactly_the_tokens_that_were_told_before() -> None:
     tokenizer = rows().tokenizer
     pieces = drill(Random(1), 5)
     ids, weights = encode(tokenizer, pieces)
-    marked = [tokenizer.decode([token]) for token, weight in zip(ids, weights, strict=True) if weight == RECALL_WEIGHT]
+    marked = [
+        tokenizer.decode([token])
+        for token, weight in zip(ids, weights, strict=True)
+        if weight == RECALL_WEIGHT
+    ]
     assert marked == [piece.text for piece in pieces if piece.recallable]
     assert all(text_of(pieces).count(word) >= 2 for word in marked)
 

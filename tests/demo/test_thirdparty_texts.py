@@ -8,10 +8,19 @@ import tarfile
 
 import pytest
 
-from kvbridge.demo import thirdparty_html, thirdparty_texts
-from kvbridge.demo.thirdparty_html import Package, is_prose, pages, paragraphs
-from kvbridge.demo.thirdparty_texts import ITEM_CHARS, ITEMS_PER_PAGE, Document, cut, documents, rows, split_of
 from kvbridge.errors import DataError
+from recipes.thirdparty import html as thirdparty_html
+from recipes.thirdparty import texts as thirdparty_texts
+from recipes.thirdparty.html import Package, is_prose, pages, paragraphs
+from recipes.thirdparty.texts import (
+    ITEM_CHARS,
+    ITEMS_PER_PAGE,
+    Document,
+    cut,
+    documents,
+    rows,
+    split_of,
+)
 
 SENTENCE = "The keeper of the lighthouse is on the stairs in the evening, and the lamp is lit by the hand of a child."
 
@@ -77,7 +86,9 @@ def essay(seed: str, sentences: int) -> list[str]:
     found = []
     for number in range(sentences):
         word = "".join(letters[int(digit)] for digit in str(number))
-        found.append(f"The {seed} of {word} is one of the things that the keeper has in the tower by the sea.")
+        found.append(
+            f"The {seed} of {word} is one of the things that the keeper has in the tower by the sea."
+        )
     return [" ".join(found[start : start + 3]) for start in range(0, sentences, 3)]
 
 
@@ -94,8 +105,16 @@ def test_items_are_cut_between_sentences_and_do_not_overlap():
 def test_a_sentence_on_two_pages_takes_its_paragraph_from_both():
     shared = "This manual is free documentation, and it is given under the licence of year 2001."
     again = shared.replace("2001", "2022").upper()
-    found = documents([("p/a", ["Own text of the first page is kept as it is.", f"Hello. {shared}"]), ("p/b", [again])])
-    assert found == [Document("p/a", ["Own text of the first page is kept as it is."]), Document("p/b", [])]
+    found = documents(
+        [
+            ("p/a", ["Own text of the first page is kept as it is.", f"Hello. {shared}"]),
+            ("p/b", [again]),
+        ]
+    )
+    assert found == [
+        Document("p/a", ["Own text of the first page is kept as it is."]),
+        Document("p/b", []),
+    ]
 
 
 def test_a_paragraph_twice_on_a_page_is_kept_once():
@@ -105,17 +124,26 @@ def test_a_paragraph_twice_on_a_page_is_kept_once():
 @pytest.fixture
 def found():
     names = [f"doc-{number % 3}/page{number}.html" for number in range(200)]
-    return [Document(name, essay(f"item {chr(97 + i // 26)}{chr(97 + i % 26)}", 150)) for i, name in enumerate(names)]
+    return [
+        Document(name, essay(f"item {chr(97 + i // 26)}{chr(97 + i % 26)}", 150))
+        for i, name in enumerate(names)
+    ]
 
 
 def test_splits_are_disjoint_by_page_and_have_unique_ids(found):
     split = rows(found)
     pages_of = {name: {row["document"] for row in items} for name, items in split.items()}
-    assert sum(len(names) for names in pages_of.values()) == len(set().union(*pages_of.values())) == 200
+    assert (
+        sum(len(names) for names in pages_of.values())
+        == len(set().union(*pages_of.values()))
+        == 200
+    )
     assert all(split_of(row["document"]) == name for name, items in split.items() for row in items)
     ids = [row["id"] for items in split.values() for row in items]
     assert len(ids) == len(set(ids))
-    assert all(set(row) == {"id", "document", "kind", "text"} for items in split.values() for row in items)
+    assert all(
+        set(row) == {"id", "document", "kind", "text"} for items in split.values() for row in items
+    )
     texts = [row["text"] for items in split.values() for row in items]
     assert len(texts) == len(set(texts))
     assert 0.2 < len(pages_of["test"]) / 200 < 0.4
@@ -162,8 +190,18 @@ def no_dpkg(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("no_dpkg")
 def test_pages_are_the_english_html_files_of_the_package(tmp_path):
     root = "./usr/share/doc/p/html/"
-    names = ["a/b.html", "c.html", "genindex-A.html", "a/index.html", "translations/zh_CN/x.html", "whatsnew/3.html"]
-    members = {root + name: "<p>é</p>" for name in names} | {root + "c.txt": "", "./usr/share/doc/q/html/d.html": ""}
+    names = [
+        "a/b.html",
+        "c.html",
+        "genindex-A.html",
+        "a/index.html",
+        "translations/zh_CN/x.html",
+        "whatsnew/3.html",
+    ]
+    members = {root + name: "<p>é</p>" for name in names} | {
+        root + "c.txt": "",
+        "./usr/share/doc/q/html/d.html": "",
+    }
     (tmp_path / "p.deb").write_bytes(tar_of(members))
     found = dict(pages(tmp_path / "p.deb", Package("p", "usr/share/doc/p/html/")))
     assert found == {"p/a/b.html": "<p>é</p>", "p/c.html": "<p>é</p>"}
@@ -174,7 +212,9 @@ def test_write_gives_three_files_and_their_counts(tmp_path, monkeypatch):
     package = Package("p", "usr/share/doc/p/html/")
     monkeypatch.setattr(thirdparty_texts, "PACKAGES", (package,))
     members = {
-        f"./usr/share/doc/p/html/{i}.html": "".join(f"<p>{text}</p>" for text in essay(f"page {chr(97 + i)}", 60))
+        f"./usr/share/doc/p/html/{i}.html": "".join(
+            f"<p>{text}</p>" for text in essay(f"page {chr(97 + i)}", 60)
+        )
         for i in range(20)
     }
     (tmp_path / "p.deb").write_bytes(tar_of(members))

@@ -16,18 +16,24 @@ import pytest
 import torch
 
 import kvbridge
+from benchmarks.gates.attacks import wrong_document
 from kvbridge import Bridge, RepairPlan, demo
-from kvbridge.eval.gate_attacks import wrong_document
 from kvbridge.fitting.data import read_documents
-from kvbridge.gates.calibrate import gather, read_signals
-from kvbridge.gates.passing import Sample, requests_of, watch, watch_requests
+from kvbridge.gates.calibrate.job import gather, read_signals
+from kvbridge.gates.calibrate.passing import Sample, requests_of, watch, watch_requests
 from kvbridge.gates.signals import SIGNALS
 
 DEVICE = os.environ.get("KVBRIDGE_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
-    DEVICE == "cuda" and not torch.cuda.is_available(), reason="no CUDA device; KVBRIDGE_TEST_DEVICE names another"
+    DEVICE == "cuda" and not torch.cuda.is_available(),
+    reason="no CUDA device; KVBRIDGE_TEST_DEVICE names another",
 )
-CONFIG: dict[str, Any] = {"layers": 3, "max_tokens": 128, "lambdas": (1e-2, 1e-1), "cosine_documents": 2}
+CONFIG: dict[str, Any] = {
+    "layers": 3,
+    "max_tokens": 128,
+    "lambdas": (1e-2, 1e-1),
+    "cosine_documents": 2,
+}
 GATE_PLAN = RepairPlan(tail=17)
 TEXT = "Remember this: Harriet is in the garden. Emma is in the church. Jane has the letter. Where is Harriet? In the"
 
@@ -42,17 +48,25 @@ def documents() -> tuple[Any, ...]:
     """Some texts of each split."""
     kept = {"train": 60, "validation": 12, "test": 6}
     found = list(read_documents(str(demo.texts("train").parent)))
-    return tuple(d for split, count in kept.items() for d in [x for x in found if x.split == split][:count])
+    return tuple(
+        d for split, count in kept.items() for d in [x for x in found if x.split == split][:count]
+    )
 
 
 @cache
 def fitted(device: str, **changes: Any) -> Any:
     config = kvbridge.FitConfig(**{**CONFIG, **changes})
-    return kvbridge.fit(model("sender", device), model("receiver", device), list(documents()), config=config)
+    return kvbridge.fit(
+        model("sender", device), model("receiver", device), list(documents()), config=config
+    )
 
 
 def bridge(device: str) -> Bridge:
-    return Bridge(fitted(device).translator, sender=model("sender", device), receiver=model("receiver", device))
+    return Bridge(
+        fitted(device).translator,
+        sender=model("sender", device),
+        receiver=model("receiver", device),
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,8 +75,12 @@ def bridge(device: str) -> Bridge:
 def test_a_fit_scores_as_on_the_cpu(changes):
     found, expected = fitted(DEVICE, **changes), fitted("cpu", **changes)
     for key, r2 in expected.scores.r2.items():
-        torch.testing.assert_close(found.scores.r2[key].cpu(), r2.cpu(), atol=2e-3, rtol=0, equal_nan=True)
-    print(f"{DEVICE}: {found.timings['sender_tokens_per_s']:.0f} sender tokens/s, {found.timings['total_s']:.1f} s")
+        torch.testing.assert_close(
+            found.scores.r2[key].cpu(), r2.cpu(), atol=2e-3, rtol=0, equal_nan=True
+        )
+    print(
+        f"{DEVICE}: {found.timings['sender_tokens_per_s']:.0f} sender tokens/s, {found.timings['total_s']:.1f} s"
+    )
 
 
 def test_moving_models_for_a_fit_leaves_them_as_they_were():
@@ -75,7 +93,9 @@ def test_a_handoff_gives_the_cpus_tokens():
     texts = [TEXT, TEXT[:60]]
     for text in texts:
         found, expected = (
-            bridge(d).handoff(kvbridge.capture(model("sender", d), text), text, repair=RepairPlan(tail=8))
+            bridge(d).handoff(
+                kvbridge.capture(model("sender", d), text), text, repair=RepairPlan(tail=8)
+            )
             for d in (DEVICE, "cpu")
         )
         assert found.decision == expected.decision
@@ -88,8 +108,12 @@ def test_a_handoff_gives_the_cpus_tokens():
 def test_the_same_model_is_exact_and_a_refusal_is_dense():
     receiver = model("receiver", DEVICE)
     ids = receiver.encode(TEXT).ids[None].to(receiver.device)
-    plain = receiver.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
-    own = Bridge(None, sender=receiver, receiver=receiver).handoff(kvbridge.capture(receiver, TEXT), TEXT)
+    plain = receiver.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    own = Bridge(None, sender=receiver, receiver=receiver).handoff(
+        kvbridge.capture(receiver, TEXT), TEXT
+    )
     assert own.decision.reason == "exact"
     assert torch.equal(own.generate(12, do_sample=False), plain)
     foreign = Bridge(None, sender=model("sender", DEVICE), receiver=receiver)
@@ -120,7 +144,9 @@ def judged(device: str, folder: Path) -> Any:
     samples = [Sample(str(i), str(i), t, (t.rfind(" ", 0, 400),)) for i, t in enumerate(texts)]
     extras = gather(pair, samples[:12], GATE_PLAN)
     seen = list(watch(pair, samples[12:], GATE_PLAN))
-    return extras, [(read_signals(s.evidence, extras)[0], s.outcome) for s in seen if s.evidence is not None]
+    return extras, [
+        (read_signals(s.evidence, extras)[0], s.outcome) for s in seen if s.evidence is not None
+    ]
 
 
 def test_a_gate_reads_what_it_reads_on_the_cpu(tmp_path_factory):
@@ -132,17 +158,25 @@ def test_a_gate_reads_what_it_reads_on_the_cpu(tmp_path_factory):
         torch.testing.assert_close(extras.centre[stream], centre, atol=5e-2, rtol=5e-2)
     for half, other in zip(extras.halves, expected_extras.halves, strict=True):
         torch.testing.assert_close(half, other, atol=5e-2, rtol=5e-2)
-    checks = {c for name in ("sender_first", "sender_early", "sender_tail") for c in SIGNALS[name].columns}
+    checks = {
+        c for name in ("sender_first", "sender_early", "sender_tail") for c in SIGNALS[name].columns
+    }
     for (ours, outcome), (theirs, known) in zip(found, expected, strict=True):
         for column, value in theirs.items():
-            assert ours[column] == pytest.approx(value, abs=0.3 if column in checks else 0.1), column
+            assert ours[column] == pytest.approx(value, abs=0.3 if column in checks else 0.1), (
+                column
+            )
         assert outcome.kl == pytest.approx(known.kl, abs=5e-2)
 
 
 def test_a_gate_tells_another_text_there(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "judged"
     extras, right = judged(DEVICE, folder)
-    pair = Bridge(kvbridge.load_asset(folder), sender=model("sender", DEVICE), receiver=model("receiver", DEVICE))
+    pair = Bridge(
+        kvbridge.load_asset(folder),
+        sender=model("sender", DEVICE),
+        receiver=model("receiver", DEVICE),
+    )
     one, other = [d.text[:300] for d in documents() if d.split == "test"][:2]
     (own,) = requests_of(Sample("a", "a", one, (one.rfind(" "),)), pair.sender, pair.receiver)
     donor = kvbridge.capture(pair.sender, other * 2)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from kvbridge.eval.plans import DEFAULT
+from kvbridge.eval.conditions.plans import DEFAULT
 
 
 def kvbridge(*arguments: object, code: int = 0) -> tuple[str, str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "kvbridge.cli", *map(str, arguments)],
+        [sys.executable, "-m", "kvbridge.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
@@ -44,7 +44,18 @@ def asset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "asset"
     data = few(folder / "data", documents=40)
     stdout, _ = kvbridge(
-        "fit", "demo:sender", "demo:receiver", "--data", data, "--out", out, "--max-tokens", 64, "--layers", 2, "--json"
+        "fit",
+        "demo:sender",
+        "demo:receiver",
+        "--data",
+        data,
+        "--out",
+        out,
+        "--max-tokens",
+        64,
+        "--layers",
+        2,
+        "--json",
     )
     body = json.loads(stdout)
     assert body["digest"]
@@ -58,7 +69,14 @@ def test_fit_verify_inspect_and_evaluate(asset: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = ("eval", "run", asset, "--out", out, "--limit", 12, "--tasks", "recall", "--json")
     first = json.loads(kvbridge(*run)[0])
-    assert set(first["conditions"]) >= {"native", "sender", "translated", "token_only", "wrong_document", "tail_only32"}
+    assert set(first["conditions"]) >= {
+        "native",
+        "sender",
+        "translated",
+        "token_only",
+        "wrong_document",
+        "tail_only32",
+    }
     rows = (out / "rows.jsonl").read_text("utf-8").splitlines()
     assert len(rows) == 12 * len(DEFAULT)
     for name in ("run.json", "summary.json", "report.html", "summary.md"):
@@ -122,31 +140,50 @@ def test_a_dry_run_over_budget_is_a_refusal_that_names_what_fits() -> None:
     assert "would fit" in stderr or "--memory-bytes" in stderr
 
 
-def test_models_in_the_wrong_roles_are_refused_before_anything_runs(asset: Path, tmp_path: Path) -> None:
+def test_models_in_the_wrong_roles_are_refused_before_anything_runs(
+    asset: Path, tmp_path: Path
+) -> None:
     swapped = ("--sender", "demo:receiver", "--receiver", "demo:sender")
-    for command in (("eval", "run", asset, "--out", tmp_path / "run"), ("gate", "calibrate", asset)):
+    for command in (
+        ("eval", "run", asset, "--out", tmp_path / "run"),
+        ("gate", "calibrate", asset),
+    ):
         _, stderr = kvbridge(*command, *swapped, code=2)
         assert "fitted for demo:sender as its sender" in stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_summary_is_recomputed_from_the_rows(asset: Path, tmp_path: Path) -> None:
-    from kvbridge.eval.rows import read_rows
-    from kvbridge.eval.summary import dumps, summarise
+    from kvbridge.eval.report.summary import dumps, summarise
+    from kvbridge.eval.run.rows import read_rows
 
     out = tmp_path / "run"
     kvbridge("eval", "run", asset, "--out", out, "--limit", 5, "--tasks", "continuation")
     meta: dict[str, Any] = json.loads((out / "run.json").read_text("utf-8"))
-    assert dumps(summarise(read_rows(out / "rows.jsonl").rows, meta)) == (out / "summary.json").read_text("utf-8")
+    assert dumps(summarise(read_rows(out / "rows.jsonl").rows, meta)) == (
+        out / "summary.json"
+    ).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         (("fit", "demo:nobody", "demo:receiver", "--out", "x"), 1, "demo:sender"),
-        (("fit", "demo:sender", "demo:receiver", "--out", "x", "--family", "none-such"), 2, "full-head"),
-        (("fit", "demo:sender", "demo:receiver", "--out", "x", "--data", "absent.jsonl"), 1, "absent.jsonl"),
-        (("fit", "demo:sender", "demo:receiver", "--out", "x", "--memory-bytes", "1000"), 1, "bytes"),
+        (
+            ("fit", "demo:sender", "demo:receiver", "--out", "x", "--family", "none-such"),
+            2,
+            "full-head",
+        ),
+        (
+            ("fit", "demo:sender", "demo:receiver", "--out", "x", "--data", "absent.jsonl"),
+            1,
+            "absent.jsonl",
+        ),
+        (
+            ("fit", "demo:sender", "demo:receiver", "--out", "x", "--memory-bytes", "1000"),
+            1,
+            "bytes",
+        ),
         (("fit", "demo:sender", "demo:receiver", "--out", "x", "--device", "cuda"), 2, "cuda"),
         (("fit", "demo:sender", "demo:sender", "--out", "x"), 2, "same model"),
         (("verify", "absent"), 1, "absent"),
@@ -155,7 +192,9 @@ def test_summary_is_recomputed_from_the_rows(asset: Path, tmp_path: Path) -> Non
         (("no-such-command",), 2, ""),
     ],
 )
-def test_refusals_exit_with_one_line(arguments: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+def test_refusals_exit_with_one_line(
+    arguments: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
     import shutil
 
     if shutil.which("nvidia-smi") and "cuda" in arguments:
@@ -165,13 +204,17 @@ def test_refusals_exit_with_one_line(arguments: tuple[str, ...], code: int, says
     assert says in stderr
     assert "Traceback" not in stderr
     if says:
-        assert [line for line in stderr.splitlines() if line.startswith("kvbridge:")] == stderr.splitlines()[-1:]
+        assert [
+            line for line in stderr.splitlines() if line.startswith("kvbridge:")
+        ] == stderr.splitlines()[-1:]
     assert not (tmp_path / "x").exists()
 
 
 def test_dry_run_prints_the_plan_alone(tmp_path: Path) -> None:
     body = json.loads(
-        kvbridge("fit", "demo:sender", "demo:receiver", "--out", tmp_path / "x", "--dry-run", "--json")[0]
+        kvbridge(
+            "fit", "demo:sender", "demo:receiver", "--out", tmp_path / "x", "--dry-run", "--json"
+        )[0]
     )
     assert body["moments_bytes"] > 0
     assert body["peak_bytes"] <= body["budget_bytes"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvbridge.cli import main
+from kvbridge.cli.main import main
 from kvbridge.errors import DataError
 from kvbridge.fitting.data import check_data
-from kvbridge.models import AutoModelForCausalLM
+from kvbridge.model.load import AutoModelForCausalLM
 from tests.eval.conftest import demo_asset, demo_data
 
 __all__ = ["demo_asset", "demo_data"]
@@ -76,10 +76,16 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "words"), WRONG)
-def test_data_that_is_wrong(refused: Refused, files: Path, name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    assert words in refused("fit", "demo:sender", "demo:receiver", "--out", files / "x", "--data", files / name, code=1)
+def test_data_that_is_wrong(
+    refused: Refused, files: Path, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words in refused(
+        "fit", "demo:sender", "demo:receiver", "--out", files / "x", "--data", files / name, code=1
+    )
     monkeypatch.chdir(files)
-    assert words in refused("fit", "demo:sender", "demo:receiver", "--out", files / "x", "--data", name, code=1)
+    assert words in refused(
+        "fit", "demo:sender", "demo:receiver", "--out", files / "x", "--data", name, code=1
+    )
     assert not (files / "x").exists()
 
 
@@ -96,15 +102,22 @@ def test_data_that_may_not_be_read(files: Path, monkeypatch: pytest.MonkeyPatch)
         check_data(str(files / "fine.jsonl"))
 
 
-def test_out_of_every_command(refused: Refused, files: Path, demo_asset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_every_command(
+    refused: Refused, files: Path, demo_asset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands = (
-        ("demo",), ("fit", "demo:sender", "demo:receiver"), ("eval", "run", demo_asset),
-        ("screen", "demo:sender", "demo:receiver"), ("gate", "calibrate", demo_asset),
-    )  # fmt: skip
+        ("demo",),
+        ("fit", "demo:sender", "demo:receiver"),
+        ("eval", "run", demo_asset),
+        ("screen", "demo:sender", "demo:receiver"),
+        ("gate", "calibrate", demo_asset),
+    )
     for command in commands:
         assert "no folder" in refused(*command, "--out", files / "fine.jsonl" / "run", code=2)
     for command, what in ((commands[1], "assets"), (commands[4], "calibrations")):
-        assert f"{what} are never overwritten" in refused(*command, "--out", files / "folder", code=2)
+        assert f"{what} are never overwritten" in refused(
+            *command, "--out", files / "folder", code=2
+        )
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)
     for command in commands:
         assert "nothing may be written in" in refused(*command, "--out", files / "run", code=2)
@@ -116,22 +129,32 @@ def test_nothing_is_written_into_an_asset(refused: Refused, demo_asset: Path) ->
     before = sorted(demo_asset.iterdir())
     for out in (demo_asset, demo_asset / "run"):
         assert "nothing is added to" in refused("eval", "run", demo_asset, "--out", out, code=2)
-        assert "nothing is added to" in refused("screen", "demo:sender", "demo:receiver", "--out", out, code=2)
+        assert "nothing is added to" in refused(
+            "screen", "demo:sender", "demo:receiver", "--out", out, code=2
+        )
         assert "nothing is added to" in refused("demo", "--out", out, code=2)
     time = ("gate", "time", demo_asset, "--out", demo_asset / "speed.json")
     assert "nothing is added to" in refused(*time, code=2)
     assert sorted(demo_asset.iterdir()) == before
 
 
-def test_data_and_controls_of_commands_with_an_asset(refused: Refused, files: Path, demo_asset: Path) -> None:
+def test_data_and_controls_of_commands_with_an_asset(
+    refused: Refused, files: Path, demo_asset: Path
+) -> None:
     for command in ("eval", "run"), ("gate", "calibrate"):
         out = ("--out", files / "run")
-        assert "no such file" in refused(*command, demo_asset, *out, "--data", files / "absent.jsonl", code=1)
-        assert "cannot be read" in refused(*command, demo_asset, *out, "--data", files / "broken.jsonl", code=1)
+        assert "no such file" in refused(
+            *command, demo_asset, *out, "--data", files / "absent.jsonl", code=1
+        )
+        assert "cannot be read" in refused(
+            *command, demo_asset, *out, "--data", files / "broken.jsonl", code=1
+        )
     run = ("eval", "run", demo_asset, "--out", files / "run")
     assert "no control set stands at" in refused(*run, "--controls", files / "absent", code=2)
     assert "no calibration stands at" in refused(*run, "--conditions", "gated", code=2)
-    assert "translated_tail0" in refused("eval", "run", files / "absent", "--conditions", "translated_tail0", code=2)
+    assert "translated_tail0" in refused(
+        "eval", "run", files / "absent", "--conditions", "translated_tail0", code=2
+    )
 
 
 def test_texts_too_few_for_a_calibration(refused: Refused, files: Path, demo_asset: Path) -> None:
@@ -139,12 +162,17 @@ def test_texts_too_few_for_a_calibration(refused: Refused, files: Path, demo_ass
     assert "expected documents in every part" in refused(*run, code=1)
 
 
-def test_a_run_folder_of_another_translator_or_other_texts(refused: Refused, files: Path, demo_asset: Path) -> None:
+def test_a_run_folder_of_another_translator_or_other_texts(
+    refused: Refused, files: Path, demo_asset: Path
+) -> None:
     out = files / "run"
     out.mkdir()
     (out / "rows.jsonl").write_text("{}\n")
     run = ("eval", "run", demo_asset, "--out", out)
-    for body, words in (({"pair": {"translator_digest": "a" * 64}}, "another translator"), ({"data": "b" * 64}, "other texts")):  # fmt: skip
+    for body, words in (
+        ({"pair": {"translator_digest": "a" * 64}}, "another translator"),
+        ({"data": "b" * 64}, "other texts"),
+    ):
         (out / "run.json").write_text(json.dumps(body))
         assert words in refused(*run, code=1)
 
@@ -162,5 +190,7 @@ def test_models_that_are_not_there(refused: Refused, files: Path, demo_asset: Pa
     assert "same model" in refused("fit", good, good, "--out", files / "x", code=2)
     assert "different models" in refused("screen", good, good, "--out", files / "x", code=1)
     spill = ("--one-at-a-time", "--spill-folder", bad)
-    assert "--spill-folder" in refused("fit", good, "demo:receiver", "--out", files / "x", *spill, code=2)
+    assert "--spill-folder" in refused(
+        "fit", good, "demo:receiver", "--out", files / "x", *spill, code=2
+    )
     assert not (files / "x").exists()

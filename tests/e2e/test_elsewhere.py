@@ -13,22 +13,22 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan, demo
-from kvbridge.cli_gate import samples_of
-from kvbridge.eval.chosen import make_items
-from kvbridge.eval.items import demo_rows
-from kvbridge.eval.latency import longest_text, measure_latency
-from kvbridge.eval.run import evaluate
-from kvbridge.eval.screen import screen
-from kvbridge.eval.screen_data import Data
-from kvbridge.eval.setup import Setup
+from kvbridge.cli.gate import samples_of
+from kvbridge.eval.conditions.setup import Setup
+from kvbridge.eval.run.evaluate import evaluate
+from kvbridge.eval.run.latency import longest_text, measure_latency
+from kvbridge.eval.screen.data import Data
+from kvbridge.eval.screen.fleet import screen
+from kvbridge.eval.tasks.chosen import make_items
+from kvbridge.eval.tasks.items import demo_rows
 from kvbridge.fitting.data import Document, read_documents
-from kvbridge.gates.calibrate import calibrate, gather, read_signals
-from kvbridge.gates.calibration import load_calibration, save_calibration
-from kvbridge.gates.config import GateConfig
-from kvbridge.gates.passing import watch
-from kvbridge.gates.policy import CalibratedGate, Ladder
+from kvbridge.gates.calibrate.config import GateConfig
+from kvbridge.gates.calibrate.job import calibrate, gather, read_signals
+from kvbridge.gates.calibrate.passing import watch
+from kvbridge.gates.decide.calibration import load_calibration, save_calibration
+from kvbridge.gates.decide.policy import CalibratedGate, Ladder
+from kvbridge.gates.decide.timing import measure
 from kvbridge.gates.signals import SIGNALS
-from kvbridge.gates.timing import measure
 from tests.models import EXACT_KINDS, TEXT, tiny_causal, wrapped
 from tests.pretend import THERE, Elsewhere, Pretend, mark, move
 
@@ -61,8 +61,13 @@ def here() -> tuple[Any, Any]:
 
 @cache
 def documents() -> list[Document]:
-    found, kept = list(read_documents(str(demo.texts("train").parent))), {"train": 30, "validation": 8, "test": 6}
-    return [d for split, count in kept.items() for d in [x for x in found if x.split == split][:count]]
+    found, kept = (
+        list(read_documents(str(demo.texts("train").parent))),
+        {"train": 30, "validation": 8, "test": 6},
+    )
+    return [
+        d for split, count in kept.items() for d in [x for x in found if x.split == split][:count]
+    ]
 
 
 @cache
@@ -89,26 +94,39 @@ def test_the_pretence_refuses_what_a_device_refuses() -> None:
         assert (near.to(THERE) @ far.T)[rows].device == THERE
         assert (far * torch.tensor(2.0)).device == THERE
         for work in (
-            lambda: far + near, lambda: torch.cat((far, near)), lambda: near[mark(torch.tensor([0, 2]))],
-            lambda: torch.where(near > 0, far, far), lambda: far.numpy(), lambda: torch.zeros(3, 2, device=THERE) + near,
-        ):  # fmt: skip
+            lambda: far + near,
+            lambda: torch.cat((far, near)),
+            lambda: near[mark(torch.tensor([0, 2]))],
+            lambda: torch.where(near > 0, far, far),
+            lambda: far.numpy(),
+            lambda: torch.zeros(3, 2, device=THERE) + near,
+        ):
             with pytest.raises(Elsewhere):
                 work()
 
 
 CHANGES: list[dict[str, Any]] = [
-    {}, {"family": "head-local", "receiver_features": "hidden:1"}, {"receiver_features": "none", "solver": "eigh"},
+    {},
+    {"family": "head-local", "receiver_features": "hidden:1"},
+    {"receiver_features": "none", "solver": "eigh"},
     {"precision": "float64", "selection": "greedy", "one_at_a_time": True},
-]  # fmt: skip
+]
 
 
 def alike(found: Any, expected: Any) -> bool:
     """Equal but for rounding: a copy may lie otherwise in memory than a view, and sums then round otherwise."""
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(alike(found[k], v) for k, v in expected.items())
+        return found.keys() == expected.keys() and all(
+            alike(found[k], v) for k, v in expected.items()
+        )
     if isinstance(expected, (list, tuple)):
         return len(found) == len(expected) and all(map(alike, found, expected))
-    return bool(found == (pytest.approx(expected, rel=1e-3, abs=1e-4) if isinstance(expected, float) else expected))
+    return bool(
+        found
+        == (
+            pytest.approx(expected, rel=1e-3, abs=1e-4) if isinstance(expected, float) else expected
+        )
+    )
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
@@ -126,10 +144,14 @@ def test_a_fit(changes: dict[str, Any]) -> None:
 def test_an_exact_handoff_of_every_kind(kind: str) -> None:
     model = wrapped(tiny_causal(kind))
     ids = model.encode(TEXT).ids[None]
-    plain = model.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    plain = model.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False
+    )
     move(model.model)
     with Pretend():
-        handoff = Bridge(None, sender=model, receiver=model).handoff(kvbridge.capture(model, TEXT), TEXT)
+        handoff = Bridge(None, sender=model, receiver=model).handoff(
+            kvbridge.capture(model, TEXT), TEXT
+        )
         assert handoff.decision.reason == "exact"
         assert handoff.generate(4, do_sample=False).tolist() == plain.tolist()
 
@@ -148,7 +170,9 @@ def test_a_gate_and_its_signals(asset: Any, tmp_path: Path) -> None:
         ]
 
     expected, (sender, receiver) = read(*here()), there()
-    config = GateConfig(label="kl", tau=0.5, alpha=0.3, lenient_alpha=0.5, plans=PLANS, signals=tuple(SIGNALS))
+    config = GateConfig(
+        label="kl", tau=0.5, alpha=0.3, lenient_alpha=0.5, plans=PLANS, signals=tuple(SIGNALS)
+    )
     text = prose[0].text[:300]
     with Pretend():
         assert alike(read(sender, receiver), expected)
@@ -160,7 +184,13 @@ def test_a_gate_and_its_signals(asset: Any, tmp_path: Path) -> None:
         assert handoff.generate(3, do_sample=False).shape[1] == len(handoff.ids) + 3
         long = longest_text(receiver, [s.text for s in prose], 100)
         timing = measure(
-            bridge, calibration.extras, long, plan=PLANS[0], signals=calibration.signals, tokens=90, repeats=1
+            bridge,
+            calibration.extras,
+            long,
+            plan=PLANS[0],
+            signals=calibration.signals,
+            tokens=90,
+            repeats=1,
         )
         assert set(timing.signals_ms) == set(calibration.signals)
         assert measure_latency(bridge, long, lengths=(64,), repeats=1)
@@ -173,7 +203,10 @@ def test_every_condition_of_an_evaluation(asset: Any, tmp_path: Path) -> None:
     def rows(out: Path, *models: Any) -> list[dict[str, Any]]:
         setup = Setup.of(asset, controls, *models, gate=CalibratedGate(None))
         path = evaluate(setup, items, out)
-        return [{k: v for k, v in json.loads(line).items() if k != "ttft_ms"} for line in path.read_text().splitlines()]
+        return [
+            {k: v for k, v in json.loads(line).items() if k != "ttft_ms"}
+            for line in path.read_text().splitlines()
+        ]
 
     expected, pair = rows(tmp_path / "here", *here()), there()
     with Pretend():
@@ -186,7 +219,14 @@ def test_a_screening(tmp_path: Path) -> None:
     pair = list(there())
     with Pretend():
         result = screen(
-            pair, Data(documents(), list(demo_rows("test"))), tmp_path, command="", config=CONFIG, items=4,
-            predict_only=True, latency=False, say=lambda _: None,
-        )  # fmt: skip
+            pair,
+            Data(documents(), list(demo_rows("test"))),
+            tmp_path,
+            command="",
+            config=CONFIG,
+            items=4,
+            predict_only=True,
+            latency=False,
+            say=lambda _: None,
+        )
     assert len(result["pairs"]) == 2

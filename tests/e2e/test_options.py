@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-RUN = "import sys; from kvbridge.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+RUN = "import sys; from kvbridge.cli.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
 
 NUMBERS = [
     (("gate", "calibrate", "a", "--alpha", "0"), "--alpha"),
@@ -24,24 +24,36 @@ NUMBERS = [
 ]
 
 NAMES = [
-    (("eval", "run", "a", "--conditions", "native,transalted"), "transalted; did you mean translated?"),
+    (
+        ("eval", "run", "a", "--conditions", "native,transalted"),
+        "transalted; did you mean translated?",
+    ),
     (("eval", "run", "a", "--tasks", "recal"), "recal; did you mean recall?"),
-    (("fit", "a", "b", "--out", "x", "--family", "full-heads"), "full-heads; did you mean full-head?"),
+    (
+        ("fit", "a", "b", "--out", "x", "--family", "full-heads"),
+        "full-heads; did you mean full-head?",
+    ),
     (("fit", "a", "b", "--out", "x", "--selection", "topk"), "topk; did you mean top-k?"),
 ]
 
 
 def refused(arguments: tuple[str, ...]) -> tuple[str, str]:
     """What is printed on stdout and the one line on stderr of a command in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("kvbridge: ")
     return done.stdout.strip(), line
 
 
-@pytest.mark.parametrize(("arguments", "option"), NUMBERS, ids=[" ".join(a[:1] + a[-2:]) for a, _ in NUMBERS])
-def test_a_plain_number_is_checked_before_torch_is_imported(arguments: tuple[str, ...], option: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "option"), NUMBERS, ids=[" ".join(a[:1] + a[-2:]) for a, _ in NUMBERS]
+)
+def test_a_plain_number_is_checked_before_torch_is_imported(
+    arguments: tuple[str, ...], option: str
+) -> None:
     imported, line = refused(arguments)
     assert option in line
     assert imported == "False"

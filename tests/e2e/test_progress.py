@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbridge.cli_progress import Line, counted, progress_of
-from kvbridge.cli_run import run_eval
+from kvbridge.cli.progress import Line, counted, progress_of
+from kvbridge.cli.run import run_eval
 from tests.eval.conftest import demo_asset, demo_data
 
 __all__ = ["demo_asset", "demo_data"]
@@ -63,7 +63,9 @@ def test_a_log_has_a_plain_line_every_thirty_seconds_with_the_time_left(
     assert "\r" not in log.getvalue()
 
 
-def test_a_continued_run_is_timed_from_where_it_goes_on(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_a_continued_run_is_timed_from_where_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     log = log_of(monkeypatch)
     report = counted("items", Line(clock=clock))
     for done in (301, 302, 303, 304):
@@ -74,7 +76,9 @@ def test_a_continued_run_is_timed_from_where_it_goes_on(monkeypatch: pytest.Monk
     for done in (1, 2, 3):
         clock.now += 10
         report(done, 5, "qa")
-    assert log.getvalue().splitlines()[1:] == ["items: 1 of 5 (qa)"], "the next pair of a fleet begins anew"
+    assert log.getvalue().splitlines()[1:] == ["items: 1 of 5 (qa)"], (
+        "the next pair of a fleet begins anew"
+    )
 
 
 def test_a_fit_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -98,9 +102,26 @@ def test_a_terminal_has_one_line_that_is_rewritten(monkeypatch: pytest.MonkeyPat
     assert stream.getvalue().rstrip().endswith("3 of 3 (recall), 0:00:00 left")
 
 
-def test_the_commands_write_it(demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_write_it(
+    demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = log_of(monkeypatch)
-    monkeypatch.setattr("kvbridge.cli_progress.Line", lambda: Line(every_s=0))
-    run_eval(demo_asset, None, tmp_path, ("native",), ("recall",), 3, None, None, (None, None), "cpu", 1, True)
+    monkeypatch.setattr("kvbridge.cli.progress.Line", lambda: Line(every_s=0))
+    run_eval(
+        demo_asset,
+        None,
+        tmp_path,
+        ("native",),
+        ("recall",),
+        3,
+        None,
+        None,
+        (None, None),
+        "cpu",
+        1,
+        True,
+    )
     shown = [line for line in log.getvalue().splitlines() if line.startswith("items: ")]
-    assert [line.split(",")[0] for line in shown] == [f"items: {n} of 3 (recall)" for n in (1, 2, 3)]
+    assert [line.split(",")[0] for line in shown] == [
+        f"items: {n} of 3 (recall)" for n in (1, 2, 3)
+    ]

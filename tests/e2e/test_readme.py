@@ -15,9 +15,14 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
-def test_the_library_example_runs_and_translates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_example_runs_and_translates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (example,) = blocks("python")
-    assert len([line for line in example.splitlines() if line.strip() and not line.startswith("#")]) <= 14
+    assert (
+        len([line for line in example.splitlines() if line.strip() and not line.startswith("#")])
+        <= 14
+    )
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(example, str(README), "exec"), names)
@@ -28,7 +33,7 @@ def test_the_library_example_runs_and_translates(tmp_path: Path, monkeypatch: py
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    from kvbridge.cli import app
+    from kvbridge.cli.main import app
 
     text = "\n".join([*blocks("sh"), *blocks("")])
     commands = set(re.findall(r"^kvbridge ((?:eval |registry |gate )?[a-z]+)", text, re.MULTILINE))

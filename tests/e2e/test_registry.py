@@ -42,7 +42,12 @@ def walked(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with hub_server.serve() as (address, state):
-        environment |= {"HF_ENDPOINT": address, "HF_TOKEN": "hf_loopback", "OMP_NUM_THREADS": "1", "PATH": path}
+        environment |= {
+            "HF_ENDPOINT": address,
+            "HF_TOKEN": "hf_loopback",
+            "OMP_NUM_THREADS": "1",
+            "PATH": path,
+        }
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", small(block("sh"))],
             cwd=folder,
@@ -76,9 +81,9 @@ def test_the_shown_output_has_the_form_of_the_real_one(walked):
 
 
 def test_control_set_and_calibration_travel_and_load(walked):
-    from kvbridge.asset import load_asset, load_controls
-    from kvbridge.gates.calibration import load_calibration
-    from kvbridge.registry.store import LocalStore
+    from kvbridge.asset.folder import load_asset, load_controls
+    from kvbridge.gates.decide.calibration import load_calibration
+    from kvbridge.registry.store.store import LocalStore
 
     folder, _, state, _ = walked
     here, there = LocalStore(folder / "here"), LocalStore(folder / "there")
@@ -101,13 +106,27 @@ def test_control_set_and_calibration_travel_and_load(walked):
 
 def test_an_evaluation_of_the_asset_goes_onto_the_repository_s_card(walked):
     folder, _, state, address = walked
-    kvbridge("eval", "run", folder / "asset", "--out", folder / "run", "--limit", 6, "--tasks", "recall")
-    words = ("push", "demo:sender..demo:receiver", "org/pair", "--summary", folder / "run" / "summary.json")
+    kvbridge(
+        "eval", "run", folder / "asset", "--out", folder / "run", "--limit", 6, "--tasks", "recall"
+    )
+    words = (
+        "push",
+        "demo:sender..demo:receiver",
+        "org/pair",
+        "--summary",
+        folder / "run" / "summary.json",
+    )
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    environment |= {"HF_ENDPOINT": address, "HF_TOKEN": "hf_loopback", "KVBRIDGE_HOME": str(folder / "here")}
-    command = [sys.executable, "-m", "kvbridge.cli", "registry", *map(str, words)]
+    environment |= {
+        "HF_ENDPOINT": address,
+        "HF_TOKEN": "hf_loopback",
+        "KVBRIDGE_HOME": str(folder / "here"),
+    }
+    command = [sys.executable, "-m", "kvbridge.cli.main", "registry", *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    card = state.repos["org/pair"].commits[state.repos["org/pair"].names["main"]]["README.md"].decode()
+    card = (
+        state.repos["org/pair"].commits[state.repos["org/pair"].names["main"]]["README.md"].decode()
+    )
     for name in ("native", "sender", "translated", "token_only", "wrong_document"):
         assert f"| `{name}` | 6 |" in card

@@ -11,20 +11,42 @@ import pytest
 
 import kvbridge
 from kvbridge import demo
-from kvbridge.eval.rows import Row
+from kvbridge.eval.run.rows import Row
 
 PAIR = "sha256:pair"
 RECOVERED = {
-    "native": 1.0, "no_context": 0.0, "translated": 0.76, "translated_tail32": 0.82, "token_only": 0.54,
-    "wrong_document": 0.31, "tail_only": 0.02, "tail_only32": 0.52, "sender": 0.45, "token_only_tail32": 0.61,
+    "native": 1.0,
+    "no_context": 0.0,
+    "translated": 0.76,
+    "translated_tail32": 0.82,
+    "token_only": 0.54,
+    "wrong_document": 0.31,
+    "tail_only": 0.02,
+    "tail_only32": 0.52,
+    "sender": 0.45,
+    "token_only_tail32": 0.61,
     "wrong_document_tail32": 0.55,
-}  # fmt: skip
+}
 CORRECT = {
-    "native": 0.86, "no_context": 0.06, "translated": 0.74, "translated_tail32": 0.78, "token_only": 0.30,
-    "wrong_document": 0.08, "tail_only": 0.06, "tail_only32": 0.42, "sender": 0.55, "token_only_tail32": 0.48,
+    "native": 0.86,
+    "no_context": 0.06,
+    "translated": 0.74,
+    "translated_tail32": 0.78,
+    "token_only": 0.30,
+    "wrong_document": 0.08,
+    "tail_only": 0.06,
+    "tail_only32": 0.42,
+    "sender": 0.55,
+    "token_only_tail32": 0.48,
     "wrong_document_tail32": 0.44,
-}  # fmt: skip
-COST = {"native": 1.0, "translated": 0.11, "translated_tail32": 0.24, "tail_only32": 0.17, "token_only": 0.09}
+}
+COST = {
+    "native": 1.0,
+    "translated": 0.11,
+    "translated_tail32": 0.24,
+    "tail_only32": 0.17,
+    "token_only": 0.09,
+}
 
 
 def make_rows(
@@ -48,18 +70,30 @@ def make_rows(
             risk = float(np.clip(ease + rng.normal(0, 0.2), 0, 1))
             base: dict[str, Any] = {"pair": PAIR, "item": item, "document": f"doc-{document}"}
             for task in tasks:
-                shares = (RECOVERED | (recovered or {})) if task == "continuation" else (CORRECT | (correct or {}))
+                shares = (
+                    (RECOVERED | (recovered or {}))
+                    if task == "continuation"
+                    else (CORRECT | (correct or {}))
+                )
                 names = [*shares, "gated"] if gated else list(shares)
                 for name in names:
                     cost = COST.get(name, 0.05)
                     used = name != "gated" or risk < 0.6
                     source = name if name != "gated" else ("translated" if used else "native")
                     extra: dict[str, Any] = (
-                        {"verdict": ("use" if used else "discard"), "score": risk} if name == "gated" else {}
+                        {"verdict": ("use" if used else "discard"), "score": risk}
+                        if name == "gated"
+                        else {}
                     )
-                    common = base | {"task": task, "condition": name, "prefill_share": cost if used else 1.0} | extra
+                    common = (
+                        base
+                        | {"task": task, "condition": name, "prefill_share": cost if used else 1.0}
+                        | extra
+                    )
                     if task == "continuation":
-                        noise = rng.normal(0, 2.0) if source not in ("native", "no_context") else 0.0
+                        noise = (
+                            rng.normal(0, 2.0) if source not in ("native", "no_context") else 0.0
+                        )
                         lost = (1 - shares[source]) * worth * words * 0.4
                         rows.append(
                             Row(
@@ -67,8 +101,12 @@ def make_rows(
                                 loss=max(0.0, native + lost + noise),
                                 tokens=48,
                                 characters=words,
-                                kl=None if source == "sender" else (0.0 if source == "native" else lost / 48),
-                                agreement=None if source == "sender" else min(1.0, 1 - (1 - shares[source]) * 0.7),
+                                kl=None
+                                if source == "sender"
+                                else (0.0 if source == "native" else lost / 48),
+                                agreement=None
+                                if source == "sender"
+                                else min(1.0, 1 - (1 - shares[source]) * 0.7),
                                 ttft_ms=100 * cost + float(rng.uniform(0, 5)),
                             )
                         )

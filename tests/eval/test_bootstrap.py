@@ -9,21 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks import coverage
+from benchmarks.coverage import Scenario, simulate
 from kvbridge.errors import EvalError
-from kvbridge.eval import coverage
-from kvbridge.eval.bootstrap import METHODS, RESOLVED, ratio_interval, resampled
-from kvbridge.eval.coverage import Scenario, simulate
-from kvbridge.eval.statistics import holm
+from kvbridge.eval.statistics.bootstrap import METHODS, RESOLVED, ratio_interval, resampled
+from kvbridge.eval.statistics.figures import holm
 
 RNG = np.random.default_rng(3)
 
 
-def data(documents: int = 40, per_document: int = 5, seed: int = 1) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def data(
+    documents: int = 40, per_document: int = 5, seed: int = 1
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
     rng = np.random.default_rng(seed)
     clusters = [f"d{index}" for index in range(documents) for _ in range(per_document)]
     shift = np.repeat(rng.normal(0, 0.5, documents), per_document)
     denominator = rng.uniform(1, 3, documents * per_document)
-    return denominator * (0.7 + 0.1 * shift) + rng.normal(0, 0.3, len(denominator)), denominator, clusters
+    return (
+        denominator * (0.7 + 0.1 * shift) + rng.normal(0, 0.3, len(denominator)),
+        denominator,
+        clusters,
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,7 +57,12 @@ def test_percentile_and_bca_agree_with_scipy_where_scipy_applies(method: str) ->
     clusters = [f"{index}" for index in range(60)]
     ours = ratio_interval(values, np.ones(60), clusters, method=method.lower(), repetitions=40_000)
     theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=40_000, method=method, vectorized=True, rng=np.random.default_rng(0)
+        (values,),
+        np.mean,
+        n_resamples=40_000,
+        method=method,
+        vectorized=True,
+        rng=np.random.default_rng(0),
     ).confidence_interval
     width = theirs.high - theirs.low
     assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
@@ -85,7 +96,9 @@ def test_p_matches_the_interval_and_a_t_test() -> None:
 def test_a_negative_denominator_only_flips_signs() -> None:
     n, d, clusters = data()
     plain, flipped = ratio_interval(n, d, clusters), ratio_interval(-n, -d, clusters)
-    assert (plain.estimate, plain.low, plain.high) == pytest.approx((flipped.estimate, flipped.low, flipped.high))
+    assert (plain.estimate, plain.low, plain.high) == pytest.approx(
+        (flipped.estimate, flipped.low, flipped.high)
+    )
 
 
 def test_a_denominator_that_may_be_zero_has_no_bounds() -> None:
@@ -107,7 +120,7 @@ def test_few_events_keep_a_bounded_interval() -> None:
 def test_resampling_in_chunks_draws_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = np.random.default_rng(0).normal(size=(30, 2))
     whole = resampled(columns, 500, 7)
-    monkeypatch.setattr("kvbridge.eval.bootstrap._CACHED_WEIGHTS", 1000)
+    monkeypatch.setattr("kvbridge.eval.statistics.bootstrap._CACHED_WEIGHTS", 1000)
     np.testing.assert_allclose(resampled(columns, 500, 7), whole, rtol=1e-12)
 
 
@@ -116,7 +129,9 @@ def test_resampling_in_chunks_draws_the_same_samples(monkeypatch: pytest.MonkeyP
 def test_the_interval_scales_with_its_numerator(scale: float, seed: int) -> None:
     n, d, clusters = data(seed=seed)
     plain, scaled = ratio_interval(n, d, clusters), ratio_interval(n * scale, d, clusters)
-    assert (scaled.low, scaled.high) == pytest.approx((plain.low * scale, plain.high * scale), rel=1e-6)
+    assert (scaled.low, scaled.high) == pytest.approx(
+        (plain.low * scale, plain.high * scale), rel=1e-6
+    )
 
 
 def test_one_document_has_an_estimate_and_no_interval() -> None:
@@ -147,7 +162,9 @@ def test_bad_input_is_refused(n: list, d: list, clusters: list, words: str) -> N
 def test_the_coverage_command_prints_every_scenario(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["coverage", "--repetitions", "2", "--documents", "20", "--json"])
+    monkeypatch.setattr(
+        "sys.argv", ["coverage", "--repetitions", "2", "--documents", "20", "--json"]
+    )
     with pytest.raises(SystemExit):
         coverage.main()
     found = json.loads(capsys.readouterr().out)
@@ -159,8 +176,10 @@ def test_the_coverage_command_prints_every_scenario(
 @pytest.mark.parametrize("statistic", ["accuracy", "paired difference", "recovery"])
 @pytest.mark.parametrize("sizes", ["equal", "unequal"])
 def test_simulated_coverage_in_its_quick_form(statistic: str, sizes: str) -> None:
-    """300 repetitions, ±3 standard errors are ±3.8 points; `kvbridge.eval.coverage` is the full form."""
-    held = simulate(Scenario(statistic, 50, sizes, 0.3), 300, methods=("studentised",))["studentised"]
+    """300 repetitions, ±3 standard errors are ±3.8 points; `benchmarks.coverage` is the full form."""
+    held = simulate(Scenario(statistic, 50, sizes, 0.3), 300, methods=("studentised",))[
+        "studentised"
+    ]
     assert 0.912 <= held <= 0.99
 
 
@@ -172,14 +191,19 @@ def test_p_has_no_floor_and_holm_over_many_pairs_can_pass() -> None:
         values = rng.normal(1.2, 1, 60)
         p = ratio_interval(values, np.ones(60), [f"{i}" for i in range(60)]).p
         exact = stats.ttest_1samp(values, 0).pvalue
-        assert exact < p < RESOLVED, "beyond the resamples the tail says less than Student's, never more"
+        assert exact < p < RESOLVED, (
+            "beyond the resamples the tail says less than Student's, never more"
+        )
         found.append(p)
     assert (holm(found) < 0.05).all()
 
 
 def test_p_falls_as_the_effect_grows_across_the_resolution() -> None:
     values = np.random.default_rng(1).normal(0, 1, 80)
-    p = [ratio_interval(values + s, np.ones(80), [f"{i}" for i in range(80)]).p for s in np.linspace(0.2, 1.5, 40)]
+    p = [
+        ratio_interval(values + s, np.ones(80), [f"{i}" for i in range(80)]).p
+        for s in np.linspace(0.2, 1.5, 40)
+    ]
     assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(p))
     assert p[0] > RESOLVED > p[-1]
     mirrored = ratio_interval(-values - 1.0, np.ones(80), [f"{i}" for i in range(80)]).p

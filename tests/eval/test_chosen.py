@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvbridge.cli_run import run_eval
+from kvbridge.cli.run import run_eval
 from kvbridge.errors import EvalError
-from kvbridge.eval.chosen import donors, make_items
-from kvbridge.eval.items import Item, RawItem, demo_rows, kind_of, read_raw
+from kvbridge.eval.tasks.chosen import donors, make_items
+from kvbridge.eval.tasks.items import Item, RawItem, demo_rows, kind_of, read_raw
 from kvbridge.fitting.data import read_documents
 from tests.fitting.pairs import receiver, sender
 from tests.models import random_texts
@@ -33,7 +33,11 @@ def test_ids_that_meet_the_name_of_a_texts_second_part_are_refused() -> None:
 
 
 def test_an_empty_document_or_id_is_none_for_the_fit_and_for_the_evaluation(tmp_path: Path) -> None:
-    rows = ({"id": "a", "document": "", "text": "x"}, {"id": "", "text": "y"}, {"id": 0, "text": "z"})
+    rows = (
+        {"id": "a", "document": "", "text": "x"},
+        {"id": "", "text": "y"},
+        {"id": 0, "text": "z"},
+    )
     data = written(tmp_path / "rows.jsonl", *rows)
     names = ["a", "rows.jsonl#1", "0"]
     assert [raw.document for raw in read_raw(data)] == names
@@ -41,12 +45,19 @@ def test_an_empty_document_or_id_is_none_for_the_fit_and_for_the_evaluation(tmp_
 
 
 def test_questions_about_one_context_are_one_document(tmp_path: Path) -> None:
-    rows = [{"context": "c" * n, "question": f"q{k}", "answer": " a"} for n in (5, 6) for k in range(3)]
+    rows = [
+        {"context": "c" * n, "question": f"q{k}", "answer": " a"} for n in (5, 6) for k in range(3)
+    ]
     found = list(read_raw(written(tmp_path / "rows.jsonl", *rows)))
     assert len({raw.document for raw in found[:3]}) == 1
     assert len({raw.document for raw in found}) == 2
     named = list(
-        read_raw(written(tmp_path / "named.jsonl", *({**row, "document": str(i)} for i, row in enumerate(rows))))
+        read_raw(
+            written(
+                tmp_path / "named.jsonl",
+                *({**row, "document": str(i)} for i, row in enumerate(rows)),
+            )
+        )
     )
     assert [raw.document for raw in named] == [str(i) for i in range(6)]
 
@@ -67,14 +78,18 @@ def test_options_beside_an_answer_are_recall_unless_the_task_says_otherwise() ->
 def test_a_wrong_document_does_not_share_the_prompts_beginning() -> None:
     shared, *others = random_texts(4, 600)
     item = lambda name, text: Item(name, name, "recall", text, (" end",))  # noqa: E731
-    found = donors([item("a", shared + " one"), item("b", shared + " two"), *(item(t[:9], t) for t in others)])
+    found = donors(
+        [item("a", shared + " one"), item("b", shared + " two"), *(item(t[:9], t) for t in others)]
+    )
     for name in ("a", "b"):
         assert shared[:200] not in found[name]
         assert len(found[name]) >= 1.5 * 600
     assert donors([item("a", shared + " one"), item("b", shared + " two")]) == {"a": "", "b": ""}
 
 
-def test_a_run_is_not_continued_with_other_texts(demo_asset: Path, demo_data: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_continued_with_other_texts(
+    demo_asset: Path, demo_data: Path, tmp_path: Path
+) -> None:
     lines = (demo_data / "test.jsonl").read_text("utf-8").splitlines()
     rows = [{k: v for k, v in json.loads(line).items() if k != "split"} for line in lines]
     data = written(tmp_path / "one.jsonl", *rows)
@@ -82,7 +97,18 @@ def test_a_run_is_not_continued_with_other_texts(demo_asset: Path, demo_data: Pa
 
     def run(source: str, limit: int) -> None:
         run_eval(
-            demo_asset, source, tmp_path / "run", ("native",), None, limit, None, None, (None, None), "cpu", 1, True
+            demo_asset,
+            source,
+            tmp_path / "run",
+            ("native",),
+            None,
+            limit,
+            None,
+            None,
+            (None, None),
+            "cpu",
+            1,
+            True,
         )
 
     run(data, 2)
@@ -94,8 +120,21 @@ def test_a_run_is_not_continued_with_other_texts(demo_asset: Path, demo_data: Pa
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
 
 
-def test_a_gate_says_that_it_runs_in_one_process(demo_asset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_gate_says_that_it_runs_in_one_process(
+    demo_asset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_eval(
-        demo_asset, None, tmp_path, ("native",), ("recall",), 2, None, "always-refuse", (None, None), "cpu", 2, True
+        demo_asset,
+        None,
+        tmp_path,
+        ("native",),
+        ("recall",),
+        2,
+        None,
+        "always-refuse",
+        (None, None),
+        "cpu",
+        2,
+        True,
     )
     assert "a gate runs in one process" in capsys.readouterr().err

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvbridge.eval import display
-from kvbridge.eval.report import render_html
-from kvbridge.eval.rows import Row
-from kvbridge.eval.summary import summarise
+from kvbridge.eval.report import display
+from kvbridge.eval.report.page import render_html
+from kvbridge.eval.report.summary import summarise
+from kvbridge.eval.run.rows import Row
 from tests.eval.test_report import META
 
 MakeRows = Callable[..., list[Row]]
@@ -21,7 +21,10 @@ MakeRows = Callable[..., list[Row]]
 
 def test_a_gate_without_scores_shows_what_it_decided_and_why(rows_of: MakeRows) -> None:
     refused: dict[str, Any] = {"score": None, "verdict": "discard", "reason": "uncalibrated"}
-    rows = [replace(r, **refused) if r.condition == "gated" else r for r in rows_of(gated=True, tasks=("recall",))]
+    rows = [
+        replace(r, **refused) if r.condition == "gated" else r
+        for r in rows_of(gated=True, tasks=("recall",))
+    ]
     summary = summarise(rows, META)
     count = summary["gate"]["recall"]["n"]
     assert summary["gate"]["recall"]["reasons"] == {"uncalibrated": count}
@@ -36,20 +39,37 @@ def test_a_gate_without_scores_shows_what_it_decided_and_why(rows_of: MakeRows) 
 @pytest.mark.parametrize(
     ("share", "said"),
     [
-        (1.37, "137.0% of a prefill's FLOPs on average, native 100%: the gate costs more than it saves here"),
-        (0.4, "40.0% of a prefill's FLOPs on average, native 100%: the gate saves 60.0% of a prefill"),
+        (
+            1.37,
+            "137.0% of a prefill's FLOPs on average, native 100%: the gate costs more than it saves here",
+        ),
+        (
+            0.4,
+            "40.0% of a prefill's FLOPs on average, native 100%: the gate saves 60.0% of a prefill",
+        ),
         (None, None),
     ],
 )
 def test_what_a_gate_saves_or_costs_is_said_everywhere(
     rows_of: MakeRows, share: float | None, said: str | None
 ) -> None:
-    decided: dict[str, Any] = {"verdict": "use_approximate", "reason": "gate_lenient", "prefill_share": share}
-    rows = [replace(r, **decided) if r.condition == "gated" else r for r in rows_of(gated=True, tasks=("recall",))]
+    decided: dict[str, Any] = {
+        "verdict": "use_approximate",
+        "reason": "gate_lenient",
+        "prefill_share": share,
+    }
+    rows = [
+        replace(r, **decided) if r.condition == "gated" else r
+        for r in rows_of(gated=True, tasks=("recall",))
+    ]
     summary = summarise(rows, META)
     console = Console(record=True, width=200)
     console.print(display.Terminal(summary))
-    texts = (console.export_text(), display.markdown(summary), html.unescape(render_html(summary, rows, META)))
+    texts = (
+        console.export_text(),
+        display.markdown(summary),
+        html.unescape(render_html(summary, rows, META)),
+    )
     for text in texts:
         assert "use_approximate" in text.replace("\\", "")
         assert "gate_lenient" in text.replace("\\", "")

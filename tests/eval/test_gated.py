@@ -12,19 +12,21 @@ import pytest
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan
-from kvbridge.asset import load_asset
-from kvbridge.cli_run import gate_for, run_eval
+from kvbridge.asset.folder import load_asset
+from kvbridge.cli.run import gate_for, run_eval
 from kvbridge.errors import EvalError, UsageError
-from kvbridge.eval.items import demo_rows
-from kvbridge.eval.plans import DEFAULT
-from kvbridge.gates.calibrate import calibrate
-from kvbridge.gates.calibration import save_calibration
-from kvbridge.gates.config import PARTS, GateConfig, part_of
-from kvbridge.gates.passing import Sample, watch
-from kvbridge.gates.policy import CalibratedGate
+from kvbridge.eval.conditions.plans import DEFAULT
+from kvbridge.eval.tasks.items import demo_rows
+from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
+from kvbridge.gates.calibrate.job import calibrate
+from kvbridge.gates.calibrate.passing import Sample, watch
+from kvbridge.gates.decide.calibration import save_calibration
+from kvbridge.gates.decide.policy import CalibratedGate
 
 
-def run(asset: Path, out: Path, gate: str | None, conditions: tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
+def run(
+    asset: Path, out: Path, gate: str | None, conditions: tuple[str, ...] | None
+) -> dict[str, dict[str, Any]]:
     """Rows by condition of one item."""
     run_eval(asset, None, out, conditions, ("recall",), 2, None, gate, (None, None), "cpu", 1, True)
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text("utf-8").splitlines()]
@@ -56,7 +58,9 @@ def test_another_gate_does_not_continue_a_run(demo_asset: Path, tmp_path: Path) 
 
 def test_a_missing_calibration_says_what_else_there_is(demo_asset: Path) -> None:
     for given in (None, "nowhere"):
-        with pytest.raises(UsageError, match="kvbridge gate calibrate, or give --gate always-accept, always-refuse"):
+        with pytest.raises(
+            UsageError, match="kvbridge gate calibrate, or give --gate always-accept, always-refuse"
+        ):
             gate_for(load_asset(demo_asset), given)
 
 
@@ -74,16 +78,41 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
     samples = [Sample(r.id, r.document, r.body["context"], (260, 300)) for r in chosen]
     bridge = Bridge(asset, sender=sender, receiver=receiver)
     plan = GateConfig().plans[0]
-    middle = median(seen.outcome.kl for seen in watch(bridge, samples, plan) if seen.outcome is not None)
+    middle = median(
+        seen.outcome.kl for seen in watch(bridge, samples, plan) if seen.outcome is not None
+    )
     config = GateConfig(
-        label="kl", tau=middle, alpha=0.6, lenient_alpha=0.9, delta=0.5, signals=("next_token", "length")
+        label="kl",
+        tau=middle,
+        alpha=0.6,
+        lenient_alpha=0.9,
+        delta=0.5,
+        signals=("next_token", "length"),
     )
     found = calibrate(bridge, samples, config)
     save_calibration(found, tmp_path / "gate")
-    monkeypatch.setattr("kvbridge.cli_run.demo_rows", lambda split: chosen if split == "recall" else [])
-    run_eval(demo_asset, None, tmp_path / "run", ("gated",), None, None, None, str(tmp_path / "gate"), (None, None), "cpu", 1, True)  # fmt: skip
+    monkeypatch.setattr(
+        "kvbridge.cli.run.demo_rows", lambda split: chosen if split == "recall" else []
+    )
+    run_eval(
+        demo_asset,
+        None,
+        tmp_path / "run",
+        ("gated",),
+        None,
+        None,
+        None,
+        str(tmp_path / "gate"),
+        (None, None),
+        "cpu",
+        1,
+        True,
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
-    written = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text("utf-8").splitlines()]
+    written = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "rows.jsonl").read_text("utf-8").splitlines()
+    ]
     assert {row["condition"] for row in written} == {"gated", "native", "translated_tail17"}
     fresh = {row.document for row in parts["report"][:14]}
     assert {row["document"] for row in written if row["status"] == "ok"} == fresh
@@ -93,9 +122,13 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
     assert "Risk" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
-def test_a_gate_is_not_judged_on_the_documents_it_was_made_of_alone(demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_gate_is_not_judged_on_the_documents_it_was_made_of_alone(
+    demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = CalibratedGate(None)
-    monkeypatch.setattr(gate, "calibration", SimpleNamespace(knows=lambda document: True, digest="d", rungs=()))
-    monkeypatch.setattr("kvbridge.cli_run.gate_for", lambda asset, given: (gate, RepairPlan()))
+    monkeypatch.setattr(
+        gate, "calibration", SimpleNamespace(knows=lambda document: True, digest="d", rungs=())
+    )
+    monkeypatch.setattr("kvbridge.cli.run.gate_for", lambda asset, given: (gate, RepairPlan()))
     with pytest.raises(UsageError, match="every document"):
         run(demo_asset, tmp_path, "some", ("gated",))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvbridge.eval.plans import DEFAULT
+from kvbridge.eval.conditions.plans import DEFAULT
 
 ITEMS = 8
 TIMED = ("ttft_ms", "ttft_ms_ci")
@@ -23,7 +23,7 @@ TIMED = ("ttft_ms", "ttft_ms_ci")
 
 def start(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "kvbridge.cli", *map(str, arguments)],
+        [sys.executable, "-m", "kvbridge.cli.main", *map(str, arguments)],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -60,7 +60,13 @@ def untimed(value: Any) -> Any:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     if isinstance(value, (dict, list)):
         for key, inner in pairs:
             yield from flat(inner, f"{name}/{key}")
@@ -73,10 +79,14 @@ def same(left: Any, right: Any) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         exact = value is None or isinstance(value, (str, bool))
-        assert value == (theirs[name] if exact else pytest.approx(theirs[name], rel=1e-4, abs=1e-5)), name
+        assert value == (
+            theirs[name] if exact else pytest.approx(theirs[name], rel=1e-4, abs=1e-5)
+        ), name
 
 
-def test_a_killed_evaluation_continues_to_the_same_summary(demo_asset: Path, tmp_path: Path) -> None:
+def test_a_killed_evaluation_continues_to_the_same_summary(
+    demo_asset: Path, tmp_path: Path
+) -> None:
     run = ("eval", "run", demo_asset, "--limit", ITEMS, "--tasks", "recall", "--out")
     finish(*run, tmp_path / "whole")
     rows, rng = tmp_path / "cut" / "rows.jsonl", random.Random(5)
@@ -87,17 +97,44 @@ def test_a_killed_evaluation_continues_to_the_same_summary(demo_asset: Path, tmp
     found = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
     keys = {(row["item"], row["condition"]) for row in found}
     assert len(keys) == len(found) == ITEMS * len(DEFAULT)
-    same(*(json.loads((tmp_path / name / "summary.json").read_text("utf-8")) for name in ("cut", "whole")))
+    same(
+        *(
+            json.loads((tmp_path / name / "summary.json").read_text("utf-8"))
+            for name in ("cut", "whole")
+        )
+    )
 
 
 def test_a_killed_screening_continues_to_the_same_table(demo_data: Path, tmp_path: Path) -> None:
-    run = ("screen", "demo:sender", "demo:receiver", "--data", demo_data, "--items", 4, "--layers", 1, "--max-tokens", 64, "--no-latency", "--out")  # fmt: skip
+    run = (
+        "screen",
+        "demo:sender",
+        "demo:receiver",
+        "--data",
+        demo_data,
+        "--items",
+        4,
+        "--layers",
+        1,
+        "--max-tokens",
+        64,
+        "--no-latency",
+        "--out",
+    )
     finish(*run, tmp_path / "whole")
-    rows = [Path(f"demo-{a}__demo-{b}") / "rows.jsonl" for a, b in (("sender", "receiver"), ("receiver", "sender"))]
+    rows = [
+        Path(f"demo-{a}__demo-{b}") / "rows.jsonl"
+        for a, b in (("sender", "receiver"), ("receiver", "sender"))
+    ]
     killed((*run, tmp_path / "cut"), tmp_path / "cut" / rows[1], 1, 0.01)
     finish(*run, tmp_path / "cut")
     for path in rows:
         lines = (tmp_path / "cut" / path).read_text("utf-8").splitlines()
         keys = {(r["item"], r["condition"]) for r in map(json.loads, lines)}
         assert len(keys) == len(lines) == 4 * len(DEFAULT)
-    same(*(json.loads((tmp_path / name / "screening.json").read_text("utf-8")) for name in ("cut", "whole")))
+    same(
+        *(
+            json.loads((tmp_path / name / "screening.json").read_text("utf-8"))
+            for name in ("cut", "whole")
+        )
+    )

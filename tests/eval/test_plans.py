@@ -10,23 +10,41 @@ import pytest
 import torch
 
 import kvbridge
+from kvbridge.asset.maps.translator import Translator
 from kvbridge.errors import EvalError
-from kvbridge.eval import conditions as made
-from kvbridge.eval.conditions import BY_TAIL, CONDITIONS, Prompt, condition
-from kvbridge.eval.items import Item, RawItem
-from kvbridge.eval.plans import CONTROLS, DEFAULT, ROUTES, TAILS, against, named, ordered, parsed
-from kvbridge.eval.run import pair_digest
-from kvbridge.eval.setup import Setup, raw_bridge
-from kvbridge.eval.sharing import SharedTranslator
+from kvbridge.eval.conditions import routes as made
+from kvbridge.eval.conditions.plans import (
+    CONTROLS,
+    DEFAULT,
+    ROUTES,
+    TAILS,
+    against,
+    named,
+    ordered,
+    parsed,
+)
+from kvbridge.eval.conditions.routes import BY_TAIL, CONDITIONS, Prompt, condition
+from kvbridge.eval.conditions.setup import Setup, raw_bridge
+from kvbridge.eval.conditions.sharing import SharedTranslator
+from kvbridge.eval.run.evaluate import pair_digest
 from kvbridge.eval.tasks.continuation import Continuation
-from kvbridge.translator import Translator
+from kvbridge.eval.tasks.items import Item, RawItem
 from tests.fitting.pairs import fitted, receiver, sender
 from tests.models import random_texts, tiny_causal, wrapped
 
 PUBLIC = {
-    "native", "sender", "translated", "translated_tail32", "no_context", "wrong_document", "token_only", "tail_only",
-    "tail_only32", "raw_sender", "gated",
-}  # fmt: skip
+    "native",
+    "sender",
+    "translated",
+    "translated_tail32",
+    "no_context",
+    "wrong_document",
+    "token_only",
+    "tail_only",
+    "tail_only32",
+    "raw_sender",
+    "gated",
+}
 
 
 class AcceptAll:
@@ -56,24 +74,54 @@ def test_names_are_a_product_and_the_public_ones_are_among_them() -> None:
     for route in ROUTES:
         for tail in (*TAILS, 17):
             assert parsed(named(route, tail)) == (route, tail)
-    for wrong in ("translated_tail1", "translated_tail032", "tail_only_tail32", "native", "translated32", "x_tail3"):
+    for wrong in (
+        "translated_tail1",
+        "translated_tail032",
+        "tail_only_tail32",
+        "native",
+        "translated32",
+        "x_tail3",
+    ):
         assert parsed(wrong) is None
     with pytest.raises(EvalError, match="another tail, as translated_tail17"):
         condition("translated_tail1")
-    assert ordered(["tail_only32", "gated", "x", "translated_tail32", "native", "translated_tail17", "translated"]) == [
-        "native", "translated", "translated_tail17", "translated_tail32", "gated", "tail_only32", "x",
-    ]  # fmt: skip
+    assert ordered(
+        [
+            "tail_only32",
+            "gated",
+            "x",
+            "translated_tail32",
+            "native",
+            "translated_tail17",
+            "translated",
+        ]
+    ) == [
+        "native",
+        "translated",
+        "translated_tail17",
+        "translated_tail32",
+        "gated",
+        "tail_only32",
+        "x",
+    ]
 
 
 def test_a_run_without_a_choice_has_every_translations_controls_at_its_tail() -> None:
     for tail in TAILS:
         assert {named(route, tail) for route in ("translated", *CONTROLS)} <= set(DEFAULT)
     plain = setup()
-    assert set(plain.defaults()) == set(DEFAULT), "shapes differ, so no raw_sender, and no gate was given"
+    assert set(plain.defaults()) == set(DEFAULT), (
+        "shapes differ, so no raw_sender, and no gate was given"
+    )
     gate = setup(gate=AcceptAll(), plan=kvbridge.RepairPlan(tail=9))
     assert set(gate.defaults()) == {
-        *DEFAULT, "gated", "translated_tail9", "token_only_tail9", "wrong_document_tail9", "tail_only9",
-    }  # fmt: skip
+        *DEFAULT,
+        "gated",
+        "translated_tail9",
+        "token_only_tail9",
+        "wrong_document_tail9",
+        "tail_only9",
+    }
     assert gate.tail("gated") == 9
     assert set(against("gated", 9)) <= {*gate.defaults(), "raw_sender_tail9"}
 
@@ -123,7 +171,8 @@ def test_other_content_is_translated_anew() -> None:
     torch.manual_seed(0)
     layers = {i: {n: torch.randn(9, 2, 16) for n in ("k", "v")} for i in shared.sender_layers}
     content = {
-        i: {n: t[:, :, : sender().geometry.layers[0].stream(n).width] for n, t in s.items()} for i, s in layers.items()
+        i: {n: t[:, :, : sender().geometry.layers[0].stream(n).width] for n, t in s.items()}
+        for i, s in layers.items()
     }
     out = shared(content, None)
     fewer = shared({i: {n: t[:4] for n, t in s.items()} for i, s in content.items()}, None)
@@ -143,7 +192,9 @@ def test_another_control_map_or_gate_is_another_run() -> None:
     controls = one.control.translator
     assert controls is not None
     key, groups = next(iter(controls.maps.items()))
-    other = replace(controls, maps={**controls.maps, key: tuple(replace(g, b=g.b + 1e-3) for g in groups)})
+    other = replace(
+        controls, maps={**controls.maps, key: tuple(replace(g, b=g.b + 1e-3) for g in groups)}
+    )
     translator = one.bridge.translator
     assert translator is not None
     assert pair_digest(Setup.of(translator, other, sender(), receiver())) != pair_digest(one)

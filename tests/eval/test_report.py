@@ -14,17 +14,29 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvbridge.eval import charts, display
-from kvbridge.eval.report import TEXT_CHARACTERS, render_html, worst_items, write_report
-from kvbridge.eval.rows import Row
-from kvbridge.eval.summary import dumps, summarise
+from kvbridge.eval.report.page import (
+    TEXT_CHARACTERS,
+    charts,
+    display,
+    render_html,
+    worst_items,
+    write_report,
+)
+from kvbridge.eval.report.summary import dumps, summarise
+from kvbridge.eval.run.rows import Row
 
 MakeRows = Callable[..., list[Row]]
 HOSTILE = "</pre><script>alert('x')</script><img src=x onerror=alert(1)> & \"quotes\" \u202e"
 META = {
-    "pair": {"sender": "Org/Sender-135M-Instruct", "receiver": "org/receiver-270m", "digest": "sha256:pair"},
+    "pair": {
+        "sender": "Org/Sender-135M-Instruct",
+        "receiver": "org/receiver-270m",
+        "digest": "sha256:pair",
+    },
     "timings": {"fit_s": 12.5, "note": "two cores"},
-    "r2": [[(row + column) / 50 - 0.05 if row else None for column in range(30)] for row in range(18)],
+    "r2": [
+        [(row + column) / 50 - 0.05 if row else None for column in range(30)] for row in range(18)
+    ],
     "attention_cosine": [0.99 - 0.02 * layer for layer in range(18)],
     "command": "kvbridge eval run runs/demo/asset --out runs/demo",
     "versions": {"kvbridge": "0.1.0", "torch": "2.13.0"},
@@ -78,7 +90,11 @@ class Structure(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.fetched += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.fetched += [
+            f"{tag} {name}={value}"
+            for name, value in attrs
+            if name in ("src", "href", "srcset", "data")
+        ]
         assert not any(name.startswith("on") for name, _ in attrs)
         if tag not in self.VOID:
             self.open.append(tag)
@@ -108,7 +124,16 @@ def test_the_page_is_well_formed_static_and_small(full: tuple) -> None:
     summary, rows, texts = full
     page = render_html(summary, rows, META, texts)
     structure = parse(page)
-    assert not structure.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not structure.tags & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+    }
     assert structure.fetched == []
     assert "url(" not in page
     assert "http://" not in page
@@ -136,9 +161,16 @@ def test_the_verdict_comes_first_and_both_denominators_follow(full: tuple) -> No
 
 def test_every_text_is_escaped(full: tuple) -> None:
     _summary, rows, _texts = full
-    meta = META | {"command": HOSTILE, "versions": {HOSTILE: HOSTILE}, "timings": {HOSTILE: HOSTILE}}
+    meta = META | {
+        "command": HOSTILE,
+        "versions": {HOSTILE: HOSTILE},
+        "timings": {HOSTILE: HOSTILE},
+    }
     meta["pair"] = {"sender": HOSTILE, "receiver": {"id": HOSTILE}, "digest": "sha256:pair"}
-    bad = [replace(r, status="failed", reason=HOSTILE) if r.condition == "tail_only" else r for r in rows]
+    bad = [
+        replace(r, status="failed", reason=HOSTILE) if r.condition == "tail_only" else r
+        for r in rows
+    ]
     odd = [replace(r, condition=HOSTILE) if r.condition == "no_context" else r for r in bad]
     renamed = [replace(r, item=r.item + HOSTILE, document=HOSTILE) for r in odd]
     page = render_html(summarise(renamed, meta), renamed, meta, {r.item: HOSTILE for r in renamed})
@@ -162,7 +194,9 @@ def test_worst_items_are_the_worst_and_their_text_is_cut(rows_of: MakeRows) -> N
 
 def test_a_summary_read_back_from_its_file_gives_the_same_page(full: tuple) -> None:
     summary, rows, texts = full
-    assert render_html(json.loads(dumps(summary)), rows, META, texts) == render_html(summary, rows, META, texts)
+    assert render_html(json.loads(dumps(summary)), rows, META, texts) == render_html(
+        summary, rows, META, texts
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,10 +206,15 @@ def test_a_summary_read_back_from_its_file_gives_the_same_page(full: tuple) -> N
         lambda make: make(tasks=("recall",)),
         lambda make: make(tasks=("continuation",), gated=True),
         lambda make: [r for r in make() if r.condition == "native"],
-        lambda make: [replace(r, status="failed", reason="x", loss=None, correct=None) for r in make(documents=2)],
+        lambda make: [
+            replace(r, status="failed", reason="x", loss=None, correct=None)
+            for r in make(documents=2)
+        ],
     ],
 )
-def test_thin_results_still_make_a_report(rows_of: MakeRows, rows: Callable, tmp_path: Path) -> None:
+def test_thin_results_still_make_a_report(
+    rows_of: MakeRows, rows: Callable, tmp_path: Path
+) -> None:
     found = rows(rows_of)
     summary = summarise(found)
     page, markdown = write_report(tmp_path / "new", summary, found)
@@ -204,13 +243,17 @@ def test_heat_map_colours_follow_the_values() -> None:
 
 
 def test_bars_start_at_zero_and_stay_on_the_axis(rows_of: MakeRows) -> None:
-    bars = charts.recovery_bars(summarise(rows_of(recovered={"wrong_document": -0.4, "sender": 1.3})))
+    bars = charts.recovery_bars(
+        summarise(rows_of(recovered={"wrong_document": -0.4, "sender": 1.3}))
+    )
     assert bars is not None
     for bar in bars.bars:
         assert 0 <= bar.start <= bar.start + bar.width <= 100.01
         assert bar.low is None or bar.high is None or bar.low <= bar.high
     by_name = {bar.name: bar for bar in bars.bars}
-    assert by_name["wrong_document"].start + by_name["wrong_document"].width == pytest.approx(bars.zero)
+    assert by_name["wrong_document"].start + by_name["wrong_document"].width == pytest.approx(
+        bars.zero
+    )
     assert by_name["wrong_document"].width > 10
     assert by_name["sender"].start + by_name["sender"].width > bars.one + 10
     assert by_name["native"].start == bars.zero
@@ -220,7 +263,11 @@ def test_bars_start_at_zero_and_stay_on_the_axis(rows_of: MakeRows) -> None:
 def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: MakeRows) -> None:
     rows = rows_of()
     rows[0] = replace(rows[0], status="failed", reason="x", loss=None)
-    rows += [replace(r, condition="wrong_document_tail17") for r in rows if r.condition == "wrong_document"]
+    rows += [
+        replace(r, condition="wrong_document_tail17")
+        for r in rows
+        if r.condition == "wrong_document"
+    ]
     summary = summarise(rows, META)
     for width in (80, 120):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -235,7 +282,9 @@ def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: M
 
 def test_markdown_tables_are_rectangular_and_texts_are_inert(full: tuple) -> None:
     summary, _, _ = full
-    text = display.markdown(summary | {"pair": {"sender": "a|b<c>`d`", "receiver": "[x](y)"}}, "run `it`")
+    text = display.markdown(
+        summary | {"pair": {"sender": "a|b<c>`d`", "receiver": "[x](y)"}}, "run `it`"
+    )
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
     assert "<" not in re.sub("</?sub>", "", text)
@@ -269,12 +318,18 @@ def looked_at(page: Path, folder: Path, width: int, scheme: str) -> tuple[dict[s
     probe.write_text(PROBE.format(width=width, page=json.dumps(page.as_uri())))
     preferred = {"dark": "0", "light": "1"}[scheme]
     command = [
-        str(CHROMIUM), *FLAGS, f"--blink-settings=preferredColorScheme={preferred}", f"--user-data-dir={folder / 'profile'}",
-        f"--window-size={max(width, 800)},1000", "--dump-dom", probe.as_uri(),
-    ]  # fmt: skip
+        str(CHROMIUM),
+        *FLAGS,
+        f"--blink-settings=preferredColorScheme={preferred}",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={max(width, 800)},1000",
+        "--dump-dom",
+        probe.as_uri(),
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', run.stdout, re.S).group(1)))  # type: ignore[union-attr]
-    return found, run.stderr
+    shown = re.search(r'<pre id="found">(.*?)</pre>', run.stdout, re.S)
+    assert shown is not None, run.stdout
+    return json.loads(html.unescape(shown[1])), run.stderr
 
 
 def check_looks(found: dict[str, Any], log: str, width: int, scheme: str) -> None:
@@ -288,7 +343,9 @@ def check_looks(found: dict[str, Any], log: str, width: int, scheme: str) -> Non
     assert "CONSOLE" not in log
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed (apt-get install chromium)")
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="Debian's chromium is not installed (apt-get install chromium)"
+)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_overflows_and_no_error_is_logged_in_chromium(
@@ -302,10 +359,14 @@ def test_nothing_overflows_and_no_error_is_logged_in_chromium(
     assert found["sections"] == 8
 
 
-def test_items_left_out_are_not_counted_as_measured_and_no_verdict_is_shown(rows_of: MakeRows) -> None:
+def test_items_left_out_are_not_counted_as_measured_and_no_verdict_is_shown(
+    rows_of: MakeRows,
+) -> None:
     rows = [r for r in rows_of(tasks=("recall",)) if r.condition in ("native", "sender")]
     lost = [
-        replace(r, status="excluded", correct=None, f1=None, reason="too long") for r in rows if r.document == "doc-0"
+        replace(r, status="excluded", correct=None, f1=None, reason="too long")
+        for r in rows
+        if r.document == "doc-0"
     ]
     summary = summarise([*lost, *(r for r in rows if r.document != "doc-0")], META)
     assert (summary["n"], summary["n_left_out"], summary["documents"]) == (116, 4, 29)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.routing import CallCurve, call_curve, risk_coverage
-from kvbridge.eval.statistics import Refused
+from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.statistics.routing import CallCurve, call_curve, risk_coverage
 
 
 def recovered(curve: CallCurve) -> np.ndarray:
@@ -77,7 +77,9 @@ def test_risk_of_the_best_order_has_no_excess() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=40), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=40), st.randoms()
+)
 def test_the_order_of_items_does_not_matter(found: list[tuple[int, int]], random) -> None:
     shuffled = list(found)
     random.shuffle(shuffled)

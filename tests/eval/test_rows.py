@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kvbridge.errors import CorruptFile, EvalError, UnknownSchema
-from kvbridge.eval.rows import Row, RowWriter, read_rows
+from kvbridge.eval.run.rows import Row, RowWriter, read_rows
 
 ROW = Row(
     pair="p",
@@ -147,7 +147,9 @@ def test_damage_before_the_last_line_is_an_error_and_the_file_stays(tmp_path: Pa
         ({"colour": "blue"}, CorruptFile, "unknown fields"),
     ],
 )
-def test_rows_that_cannot_be_are_refused_with_their_line(tmp_path: Path, change: dict, error: type, words: str) -> None:
+def test_rows_that_cannot_be_are_refused_with_their_line(
+    tmp_path: Path, change: dict, error: type, words: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     filled(path, items=1)
     with path.open("a") as file:
@@ -175,7 +177,9 @@ def test_two_pairs_in_one_file_are_refused_without_being_asked(tmp_path: Path) -
 
 @pytest.mark.parametrize("field", ["loss", "kl", "agreement", "ttft_ms", "score", "f1"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_figure_that_is_not_finite_excludes_the_row_and_says_why(tmp_path: Path, field: str, value: float) -> None:
+def test_a_figure_that_is_not_finite_excludes_the_row_and_says_why(
+    tmp_path: Path, field: str, value: float
+) -> None:
     path = tmp_path / "rows.jsonl"
     with RowWriter(path, "p") as writer:
         stored = writer.write(replace(ROW, **cast(Any, {field: value})))

@@ -13,17 +13,17 @@ import torch
 
 import kvbridge
 from kvbridge.errors import DataError, EvalError
-from kvbridge.eval.chosen import make_items
-from kvbridge.eval.conditions import CONDITIONS, Prompt
-from kvbridge.eval.items import Item, RawItem, read_raw
-from kvbridge.eval.latency import Latency, break_even, measure_latency
-from kvbridge.eval.pair import Fitted, run_pair
-from kvbridge.eval.plans import DEFAULT
-from kvbridge.eval.run import evaluate, finish
-from kvbridge.eval.setup import Setup
+from kvbridge.eval.conditions.plans import DEFAULT
+from kvbridge.eval.conditions.routes import CONDITIONS, Prompt
+from kvbridge.eval.conditions.setup import Setup
+from kvbridge.eval.run.evaluate import evaluate, finish
+from kvbridge.eval.run.latency import Latency, break_even, measure_latency
+from kvbridge.eval.run.pair import Fitted, run_pair
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
+from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.continuation import Continuation
+from kvbridge.eval.tasks.items import Item, RawItem, read_raw
 from kvbridge.eval.tasks.qa import f1, normalise
 from tests.fitting.pairs import fitted, receiver, sender
 from tests.models import TEXT, random_texts
@@ -44,7 +44,9 @@ def question(number: int, **changes: Any) -> RawItem:
 
 @cache
 def items() -> list[Item]:
-    texts = [RawItem(f"t{i}", f"d{i}", {"text": text}) for i, text in enumerate(random_texts(4, 900))]
+    texts = [
+        RawItem(f"t{i}", f"d{i}", {"text": text}) for i, text in enumerate(random_texts(4, 900))
+    ]
     small = Continuation(context=24, continuation=6)
     return [item for raw in texts for item in small.items(raw, receiver())] + [
         item for i in range(4) for item in TASKS["recall"].items(question(i), receiver())
@@ -93,7 +95,11 @@ def test_tail_only_is_a_forward_of_sinks_and_tail_at_their_own_positions() -> No
     kept = [i for i in range(count) if i < 4 or i >= count - 32]
     assert len(kept) == 36
     mask = torch.ones((1, len(kept)), dtype=torch.int64)
-    plain = receiver().model(ids[kept][None], position_ids=torch.tensor([kept]), attention_mask=mask).logits[0, -1]
+    plain = (
+        receiver()
+        .model(ids[kept][None], position_ids=torch.tensor([kept]), attention_mask=mask)
+        .logits[0, -1]
+    )
     assert torch.allclose(start.logits, plain.float(), atol=1e-4)
 
 
@@ -105,7 +111,9 @@ def test_wrong_document_differs_from_translated_only_in_the_senders_content() ->
     assert not torch.equal(right.layers[0]["v"], wrong.layers[0]["v"])
 
 
-def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(tmp_path: Path) -> None:
+def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(
+    tmp_path: Path,
+) -> None:
     conditions = ("native", "sender", "translated", "no_context")
     seen = []
 
@@ -124,7 +132,9 @@ def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(t
     assert len(keys) == len(set(keys)) == len(items()) * len(conditions)
     dense = {r["item"]: r["flops"] for r in rows if r["condition"] == "native"}
     assert min(dense.values()) > 100_000
-    assert all(r["flops"] == pytest.approx(r["prefill_share"] * dense[r["item"]], abs=1) for r in rows)
+    assert all(
+        r["flops"] == pytest.approx(r["prefill_share"] * dense[r["item"]], abs=1) for r in rows
+    )
     assert finish(tmp_path)["counts"]["ok"] == len(keys)
     assert (tmp_path / "report.html").exists()
 
@@ -139,7 +149,9 @@ def test_rows_of_another_pair_are_refused(tmp_path: Path) -> None:
         evaluate(other, [items()[0], items()[-1]], tmp_path, conditions=("native",))
 
 
-def test_items_beyond_a_models_positions_are_counted_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_items_beyond_a_models_positions_are_counted_out_and_the_rest_goes_on(
+    tmp_path: Path,
+) -> None:
     long = question(1, context=" ".join(random_texts(30, 200)))
     made, excluded = make_items([question(0), long, question(2)], sender(), receiver())
     assert [i.id for i in made] == ["q0", "q2"]
@@ -212,7 +224,11 @@ def test_generated_answers_are_those_of_generate() -> None:
     (item,) = TASKS["qa"].items(raw, receiver())
     start = CONDITIONS["native"](Prompt(setup(), item, ""))
     ids = receiver().encode(item.prompt).ids
-    plain = receiver().model.generate(ids[None], max_new_tokens=7, do_sample=False)[0, len(ids) :].tolist()
+    plain = (
+        receiver()
+        .model.generate(ids[None], max_new_tokens=7, do_sample=False)[0, len(ids) :]
+        .tolist()
+    )
     assert start.greedy(7) == plain
 
 
@@ -251,7 +267,12 @@ def test_an_asset_on_disk_is_evaluated_by_its_own_controls(tmp_path: Path) -> No
     kvbridge.save_asset(fitted(receiver_features="embeddings"), tmp_path / "asset")
     asset = kvbridge.load_asset(tmp_path / "asset")
     summary = run_pair(
-        sender(), receiver(), Fitted(asset, {"total_s": 1.0}), items(), tmp_path / "run", command="kvbridge eval run"
+        sender(),
+        receiver(),
+        Fitted(asset, {"total_s": 1.0}),
+        items(),
+        tmp_path / "run",
+        command="kvbridge eval run",
     )
     assert set(summary["conditions"]) == set(DEFAULT)
     assert summary["pair"]["translator_digest"] == asset.digest
@@ -272,6 +293,8 @@ def test_a_choice_with_nan_for_an_option_is_left_out(monkeypatch: pytest.MonkeyP
     raw = question(0, answer=None, options=[" the", " zqx"], label=0)
     (item,) = TASKS["multiple_choice"].items(raw, receiver())
     losses = iter((1.0, math.nan))
-    monkeypatch.setattr("kvbridge.eval.tasks.multiple_choice.likelihood", lambda *_: Scored(next(losses), 1, 4))
+    monkeypatch.setattr(
+        "kvbridge.eval.tasks.multiple_choice.likelihood", lambda *_: Scored(next(losses), 1, 4)
+    )
     start = CONDITIONS["native"](Prompt(setup(), item, ""))
     assert math.isnan(TASKS["multiple_choice"].score(item, start).loss or 0.0)

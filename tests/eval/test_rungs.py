@@ -12,31 +12,31 @@ import pytest
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan
-from kvbridge.asset import Asset, load_asset, load_controls
-from kvbridge.cli_run import gate_for, run_eval
-from kvbridge.cost import prefill_flops
+from kvbridge.asset.folder import Asset, load_asset, load_controls
+from kvbridge.cli.run import gate_for, run_eval
 from kvbridge.errors import EvalError
-from kvbridge.eval.chosen import make_items
-from kvbridge.eval.conditions import Prompt
-from kvbridge.eval.display import markdown
-from kvbridge.eval.gated import gate, gate_arrays
-from kvbridge.eval.items import RawItem, demo_rows
-from kvbridge.eval.plans import CONTROLS, against, named, with_references
-from kvbridge.eval.routing import risk_coverage
-from kvbridge.eval.rows import Row
-from kvbridge.eval.run import Job, item_rows, pair_digest
-from kvbridge.eval.setup import Setup, _ladder, plans_of
-from kvbridge.eval.summary import summarise
-from kvbridge.eval.table import Table
-from kvbridge.eval.verdict import all_contrasts
-from kvbridge.gates import policy as policies
-from kvbridge.gates.calibrate import calibrate
-from kvbridge.gates.calibration import save_calibration
-from kvbridge.gates.config import PARTS, GateConfig, part_of
-from kvbridge.gates.passing import Sample, watch
-from kvbridge.gates.policy import CalibratedGate, Ladder
-from kvbridge.gates.sealed import Calibration
-from kvbridge.models import Model
+from kvbridge.eval.conditions.plans import CONTROLS, against, named, with_references
+from kvbridge.eval.conditions.routes import Prompt
+from kvbridge.eval.conditions.setup import Setup, _ladder, plans_of
+from kvbridge.eval.report.display import markdown
+from kvbridge.eval.report.summary import summarise
+from kvbridge.eval.run.evaluate import Job, item_rows, pair_digest
+from kvbridge.eval.run.rows import Row
+from kvbridge.eval.statistics.gated import gate, gate_arrays
+from kvbridge.eval.statistics.routing import risk_coverage
+from kvbridge.eval.statistics.table import Table
+from kvbridge.eval.statistics.verdict import all_contrasts
+from kvbridge.eval.tasks.chosen import make_items
+from kvbridge.eval.tasks.items import RawItem, demo_rows
+from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
+from kvbridge.gates.calibrate.job import calibrate
+from kvbridge.gates.calibrate.passing import Sample, watch
+from kvbridge.gates.decide import policy as policies
+from kvbridge.gates.decide.calibration import save_calibration
+from kvbridge.gates.decide.policy import CalibratedGate, Ladder
+from kvbridge.gates.decide.sealed import Calibration
+from kvbridge.handoff.cost import prefill_flops
+from kvbridge.model.load import Model
 from tests.eval.conftest import PAIR
 
 TAILS = (5, 17)
@@ -46,7 +46,13 @@ def row(condition: str, item: int, tail: int | None = None, **more: Any) -> Row:
     """A continuation row of item `item`."""
     figures = {"loss": 1.0, "tokens": 1, "characters": 1, "kl": 0.0, "agreement": 1.0} | more
     return Row(
-        pair=PAIR, item=str(item), document=f"d{item}", task="continuation", condition=condition, tail=tail, **figures
+        pair=PAIR,
+        item=str(item),
+        document=f"d{item}",
+        task="continuation",
+        condition=condition,
+        tail=tail,
+        **figures,
     )
 
 
@@ -55,8 +61,13 @@ def ladder_rows() -> list[Row]:
     rows = [row("native", i) for i in range(3)]
     for tail in TAILS:
         for route in ("translated", *CONTROLS):
-            rows += [row(named(route, tail), i, tail, kl=i + tail / 100, loss=2.0 + i + tail / 100) for i in range(3)]
-    for i, (tail, score, verdict) in enumerate(((5, 0.1, "use"), (17, 0.2, "use"), (5, 0.9, "discard"))):
+            rows += [
+                row(named(route, tail), i, tail, kl=i + tail / 100, loss=2.0 + i + tail / 100)
+                for i in range(3)
+            ]
+    for i, (tail, score, verdict) in enumerate(
+        ((5, 0.1, "use"), (17, 0.2, "use"), (5, 0.9, "discard"))
+    ):
         rows.append(row("gated", i, tail, score=score, verdict=verdict))
     return rows
 
@@ -87,28 +98,49 @@ def test_one_tail_has_its_plain_names() -> None:
     rows = [r if r.condition != "gated" else replace(r, tail=17) for r in ladder_rows()]
     table = Table.of("continuation", rows)
     assert not [name for name in table.cells if "own" in name]
-    assert {c.against for c in all_contrasts({"continuation": table})[0] if c.condition == "gated"} == {
-        "translated_tail17", "token_only_tail17", "wrong_document_tail17", "tail_only17",
-    }  # fmt: skip
+    assert {
+        c.against for c in all_contrasts({"continuation": table})[0] if c.condition == "gated"
+    } == {
+        "translated_tail17",
+        "token_only_tail17",
+        "wrong_document_tail17",
+        "tail_only17",
+    }
     assert against("gated", 9) == (
-        "translated_tail9", "token_only_tail9", "wrong_document_tail9", "tail_only9", "raw_sender_tail9",
-    )  # fmt: skip
+        "translated_tail9",
+        "token_only_tail9",
+        "wrong_document_tail9",
+        "tail_only9",
+        "raw_sender_tail9",
+    )
 
 
 def test_what_the_summary_and_the_markdown_say_of_rungs() -> None:
     summary = summarise(ladder_rows())
     text = markdown(summary)
-    assert "Repair ladder, Continuation: 2 ended at tail 5, 1 of them accepted, 1 ended at tail 17" in text
-    assert "own_tail" not in " ".join(summary["conditions"]), "no condition of the run bears that name"
+    assert (
+        "Repair ladder, Continuation: 2 ended at tail 5, 1 of them accepted, 1 ended at tail 17"
+        in text
+    )
+    assert "own_tail" not in " ".join(summary["conditions"]), (
+        "no condition of the run bears that name"
+    )
     once = summarise([r if r.condition != "gated" else replace(r, tail=17) for r in ladder_rows()])
     assert "ladder" not in markdown(once)
     known = {"pair": {"digest": PAIR, "gate_tails": list(TAILS)}}
-    unclimbed = summarise([r if r.condition != "gated" else replace(r, tail=5) for r in ladder_rows()], known)
+    unclimbed = summarise(
+        [r if r.condition != "gated" else replace(r, tail=5) for r in ladder_rows()], known
+    )
     assert "3 ended at tail 5, 2 of them accepted, 0 ended at tail 17" in markdown(unclimbed)
 
 
 def test_references_are_the_translations_at_every_tail() -> None:
-    assert with_references(("gated",), *TAILS) == ("gated", "native", "translated_tail5", "translated_tail17")
+    assert with_references(("gated",), *TAILS) == (
+        "gated",
+        "native",
+        "translated_tail5",
+        "translated_tail17",
+    )
     assert with_references(("native",), *TAILS) == ("native",)
 
 
@@ -126,7 +158,14 @@ class Calibrated:
         """The pair behind a gate of `calibration`."""
         controls = load_controls(self.asset, None)
         plan = calibration.rungs[0].plan
-        return Setup.of(self.asset, controls, self.sender, self.receiver, gate=CalibratedGate(calibration), plan=plan)
+        return Setup.of(
+            self.asset,
+            controls,
+            self.sender,
+            self.receiver,
+            gate=CalibratedGate(calibration),
+            plan=plan,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +177,19 @@ def calibrated(demo_asset: Path) -> Calibrated:
         parts[part_of(raw.document)].append(raw)
     rows = [raw for some in parts.values() for raw in some[:20]]
     samples = [Sample(r.id, r.document, r.body["context"], (260, 300)) for r in rows]
-    bridge, plans = Bridge(asset, sender=sender, receiver=receiver), tuple(RepairPlan(tail=t) for t in TAILS)
+    bridge, plans = (
+        Bridge(asset, sender=sender, receiver=receiver),
+        tuple(RepairPlan(tail=t) for t in TAILS),
+    )
     middle = median(s.outcome.kl for s in watch(bridge, samples, plans[1]) if s.outcome is not None)
     config = GateConfig(
-        label="kl", tau=middle, alpha=0.6, lenient_alpha=0.9, delta=0.5, plans=plans, signals=("next_token", "length")
+        label="kl",
+        tau=middle,
+        alpha=0.6,
+        lenient_alpha=0.9,
+        delta=0.5,
+        plans=plans,
+        signals=("next_token", "length"),
     )
     heard: list[int] = []
     found = calibrate(bridge, samples, config, progress=heard.append)
@@ -152,21 +200,49 @@ def calibrated(demo_asset: Path) -> Calibrated:
     assert found.lenient is not None
     first = Bridge(asset, sender=sender, receiver=receiver, gate=CalibratedGate(found))
     fresh, _ = make_items(parts["report"][:20], sender, receiver)
-    handed = [first.handoff(kvbridge.capture(sender, i.prompt), i.prompt, repair=plans[0]) for i in fresh]
+    handed = [
+        first.handoff(kvbridge.capture(sender, i.prompt), i.prompt, repair=plans[0]) for i in fresh
+    ]
     stop = median(h.decision.score for h in handed if h.decision.score is not None)
-    strict, lenient = (replace(x, threshold=min(x.threshold, stop)) for x in (found.strict, found.lenient))
-    return Calibrated(asset, sender, receiver, rows, replace(found, stop=stop, strict=strict, lenient=lenient))
+    strict, lenient = (
+        replace(x, threshold=min(x.threshold, stop)) for x in (found.strict, found.lenient)
+    )
+    return Calibrated(
+        asset, sender, receiver, rows, replace(found, stop=stop, strict=strict, lenient=lenient)
+    )
 
 
-def test_a_ladder_end_to_end(calibrated: Calibrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ladder_end_to_end(
+    calibrated: Calibrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows as climbing rung by rung with plain bridges gives them, the curve from each request's own rung, the report."""
     save_calibration(calibrated.calibration, tmp_path / "gate")
-    monkeypatch.setattr("kvbridge.cli_run.demo_rows", lambda split: calibrated.rows if split == "recall" else [])
+    monkeypatch.setattr(
+        "kvbridge.cli.run.demo_rows", lambda split: calibrated.rows if split == "recall" else []
+    )
     out = tmp_path / "run"
-    run_eval(calibrated.asset.path, None, out, ("gated",), None, None, None, str(tmp_path / "gate"), (None, None), "cpu", 1, True)  # fmt: skip
+    run_eval(
+        calibrated.asset.path,
+        None,
+        out,
+        ("gated",),
+        None,
+        None,
+        None,
+        str(tmp_path / "gate"),
+        (None, None),
+        "cpu",
+        1,
+        True,
+    )
     lines = [json.loads(line) for line in (out / "rows.jsonl").read_text("utf-8").splitlines()]
     cells = {(r["condition"], r["item"]): r for r in lines if r["status"] == "ok"}
-    assert {name for name, _ in cells} == {"gated", "native", "translated_tail5", "translated_tail17"}
+    assert {name for name, _ in cells} == {
+        "gated",
+        "native",
+        "translated_tail5",
+        "translated_tail17",
+    }
     gated = {item: r for (name, item), r in cells.items() if name == "gated"}
     assert {r["tail"] for r in gated.values()} == set(TAILS), "some climb, some do not"
     asset, sender, receiver = calibrated.asset, calibrated.sender, calibrated.receiver
@@ -181,7 +257,9 @@ def test_a_ladder_end_to_end(calibrated: Calibrated, tmp_path: Path, monkeypatch
         for tail in TAILS:
             if spent + last >= dense:
                 break
-            decision = bridge.handoff(kvbridge.capture(sender, text), text, repair=RepairPlan(tail=tail)).decision
+            decision = bridge.handoff(
+                kvbridge.capture(sender, text), text, repair=RepairPlan(tail=tail)
+            ).decision
             last, reached = decision.predicted_flops or 0, tail
             spent += last
             assert decision.score is not None
@@ -191,9 +269,14 @@ def test_a_ladder_end_to_end(calibrated: Calibrated, tmp_path: Path, monkeypatch
         assert ended["score"] == pytest.approx(decision.score, abs=1e-6)
         assert ended["flops"] == spent + (0 if decision.accepted else dense)
         if decision.accepted:
-            assert ended["kl"] == pytest.approx(cells[named("translated", reached), name]["kl"], abs=1e-4)
+            assert ended["kl"] == pytest.approx(
+                cells[named("translated", reached), name]["kl"], abs=1e-4
+            )
     summary = json.loads((out / "summary.json").read_text("utf-8"))
-    lost = [cells["native", i]["correct"] * (1 - cells[named("translated", r["tail"]), i]["correct"]) for i, r in gated.items()]  # fmt: skip
+    lost = [
+        cells["native", i]["correct"] * (1 - cells[named("translated", r["tail"]), i]["correct"])
+        for i, r in gated.items()
+    ]
     curve = risk_coverage(lost, [r["score"] for r in gated.values()])
     assert summary["gate"]["recall"]["aurc"] == pytest.approx(curve.aurc, rel=1e-5, abs=1e-9)
     assert summary["pair"]["gate_tails"] == list(TAILS)
@@ -205,10 +288,15 @@ def test_one_rung_gives_the_rows_that_a_bridge_gives(calibrated: Calibrated) -> 
     single = replace(whole, rungs=whole.rungs[:1], stop=1.0)
     setup = calibrated.setup(single)
     assert setup.ladder is None
-    forced = replace(setup, ladder=_ladder(calibrated.asset, setup.sender, setup.receiver, CalibratedGate(single)))
+    forced = replace(
+        setup,
+        ladder=_ladder(calibrated.asset, setup.sender, setup.receiver, CalibratedGate(single)),
+    )
     items, _ = make_items(calibrated.rows[-4:], setup.sender, setup.receiver)
     for item in items:
-        plain, climbed = (item_rows(s, Job("p", item, "", ("native", "gated"))) for s in (setup, forced))
+        plain, climbed = (
+            item_rows(s, Job("p", item, "", ("native", "gated"))) for s in (setup, forced)
+        )
         for a, b in zip(plain, climbed, strict=True):
             assert replace(a, ttft_ms=None) == replace(b, ttft_ms=None)
     assert calibrated.setup(whole).tails == TAILS
@@ -216,7 +304,9 @@ def test_one_rung_gives_the_rows_that_a_bridge_gives(calibrated: Calibrated) -> 
     assert {named("token_only", t) for t in TAILS} <= set(calibrated.setup(whole).defaults())
 
 
-def test_a_refusal_for_cost_names_the_rung_that_was_tried(calibrated: Calibrated, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_refusal_for_cost_names_the_rung_that_was_tried(
+    calibrated: Calibrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     never = replace(calibrated.calibration, stop=0.0, strict=None)
     assert never.lenient is not None
     never = replace(never, lenient=replace(never.lenient, threshold=0.0))
@@ -229,12 +319,17 @@ def test_a_refusal_for_cost_names_the_rung_that_was_tried(calibrated: Calibrated
     assert setup.ladder.climb(prompt.snapshot, item.prompt)[1].plan.tail == TAILS[0]
 
 
-def test_rungs_that_differ_in_more_than_their_tail_are_refused(calibrated: Calibrated, tmp_path: Path) -> None:
+def test_rungs_that_differ_in_more_than_their_tail_are_refused(
+    calibrated: Calibrated, tmp_path: Path
+) -> None:
     first, second = calibrated.calibration.rungs
-    odd = replace(calibrated.calibration, rungs=(first, replace(second, plan=RepairPlan(sinks=9, tail=17))))
+    odd = replace(
+        calibrated.calibration, rungs=(first, replace(second, plan=RepairPlan(sinks=9, tail=17)))
+    )
     save_calibration(odd, tmp_path / "gate")
     with pytest.raises(
-        EvalError, match=r"differ in their tail alone, found sinks 4, tail 5.*sinks 9, tail 17.*--tails"
+        EvalError,
+        match=r"differ in their tail alone, found sinks 4, tail 5.*sinks 9, tail 17.*--tails",
     ):
         gate_for(calibrated.asset, str(tmp_path / "gate"))
     with pytest.raises(EvalError, match="tail alone"):

@@ -11,12 +11,12 @@ import pytest
 
 import kvbridge
 from kvbridge.errors import CorruptFile, EvalError, UsageError
-from kvbridge.eval import screen as screening
-from kvbridge.eval.items import RawItem, kind_of
-from kvbridge.eval.screen import PREDICTORS, predictors, screen
-from kvbridge.eval.screen_data import Data, screen_data
+from kvbridge.eval.screen import fleet as screening
+from kvbridge.eval.screen.data import Data, screen_data
+from kvbridge.eval.screen.fleet import PREDICTORS, predictors, screen
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.continuation import Continuation
+from kvbridge.eval.tasks.items import RawItem, kind_of
 from kvbridge.fitting.data import Document, split_of
 from tests.fitting.pairs import documents, receiver, sender
 from tests.models import random_texts
@@ -34,12 +34,21 @@ def short_windows() -> Iterator[None]:
 
 
 def raws() -> list[RawItem]:
-    return [RawItem(f"t{i}", f"d{i}", {"text": text}) for i, text in enumerate(random_texts(3, 900))]
+    return [
+        RawItem(f"t{i}", f"d{i}", {"text": text}) for i, text in enumerate(random_texts(3, 900))
+    ]
 
 
 def options(**changes: Any) -> dict[str, Any]:
     config = kvbridge.FitConfig(layers=1, batch_tokens=512, cosine_documents=1)
-    return {"command": "x", "config": config, "items": 3, "latency": False, "say": lambda line: None, **changes}
+    return {
+        "command": "x",
+        "config": config,
+        "items": 3,
+        "latency": False,
+        "say": lambda line: None,
+        **changes,
+    }
 
 
 def test_predictors_tell_the_same_model_from_another() -> None:
@@ -58,8 +67,9 @@ def test_predictors_tell_the_same_model_from_another() -> None:
 def test_a_screening_covers_all_ordered_pairs_and_continues(tmp_path: Path) -> None:
     result = screen([sender(), receiver()], Data(documents(), raws()), tmp_path, **options())
     assert {(r["sender"], r["receiver"]) for r in result["pairs"]} == {
-        (sender().name, receiver().name), (receiver().name, sender().name),
-    }  # fmt: skip
+        (sender().name, receiver().name),
+        (receiver().name, sender().name),
+    }
     assert "2 × 1 = 2" in result["fleet"]["words"]
     assert "refused" in result["correlation_with_recovery"]
     assert all("cca" in r["predictors"] for r in result["pairs"])
@@ -75,7 +85,9 @@ def test_a_screening_covers_all_ordered_pairs_and_continues(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("short_windows")
-@pytest.mark.parametrize("error", [UsageError("shares every layer"), CorruptFile("another asset stands here")])
+@pytest.mark.parametrize(
+    "error", [UsageError("shares every layer"), CorruptFile("another asset stands here")]
+)
 def test_a_pair_that_is_refused_is_listed_with_its_reason_and_the_others_go_on(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +106,9 @@ def test_a_pair_that_is_refused_is_listed_with_its_reason_and_the_others_go_on(
 
 
 @pytest.mark.usefixtures("short_windows")
-def test_a_bug_in_one_pair_is_not_taken_for_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_one_pair_is_not_taken_for_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
@@ -104,10 +118,14 @@ def test_a_bug_in_one_pair_is_not_taken_for_a_refusal(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("short_windows")
-def test_too_few_documents_to_predict_from_cost_the_predictors_not_the_screening(tmp_path: Path) -> None:
+def test_too_few_documents_to_predict_from_cost_the_predictors_not_the_screening(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
     few = Data(documents(3, 1), raws())
-    found = screen([sender(), receiver()], few, tmp_path, **options(predict_only=True, say=said.append))
+    found = screen(
+        [sender(), receiver()], few, tmp_path, **options(predict_only=True, say=said.append)
+    )
     assert [row["predictors"] for row in found["pairs"]] == [{}, {}]
     assert sum("at least 4 documents" in line for line in said) == 2
 
@@ -122,11 +140,21 @@ def test_predictors_read_only_the_training_split() -> None:
 
 def test_rows_of_every_kind_are_data_for_a_screening(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
-        {"id": f"r{i}", "context": f"Ann {i} is in the hall. ", "question": "Where is Ann? In the", "answer": " hall"}
+        {
+            "id": f"r{i}",
+            "context": f"Ann {i} is in the hall. ",
+            "question": "Where is Ann? In the",
+            "answer": " hall",
+        }
         for i in range(30)
     ]
     lines += [
-        {"id": f"m{i}", "prompt": f"{i} times: one and one is", "options": [" two", " six"], "label": 0}
+        {
+            "id": f"m{i}",
+            "prompt": f"{i} times: one and one is",
+            "options": [" two", " six"],
+            "label": 0,
+        }
         for i in range(30)
     ]
     lines += [{"id": f"t{i}", "text": f"Text number {i}.", "split": "test"} for i in range(3)]
@@ -135,7 +163,11 @@ def test_rows_of_every_kind_are_data_for_a_screening(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)) + "\n", "utf-8")
     found = screen_data(str(path), FRACTIONS)
     held = {raw.id for raw in found.raws}
-    assert {kind_of(raw.body) for raw in found.raws} == {"recall", "multiple_choice", "continuation"}
+    assert {kind_of(raw.body) for raw in found.raws} == {
+        "recall",
+        "multiple_choice",
+        "continuation",
+    }
     assert {"t0", "t1", "t2", "bad"} <= held
     assert held - {"bad"} == {d.id for d in found.documents if split_of(d, FRACTIONS) == "test"}
     texts = {d.id: d.text for d in found.documents}

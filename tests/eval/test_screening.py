@@ -10,9 +10,9 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.bootstrap import RESOLVED
-from kvbridge.eval.rows import Row
-from kvbridge.eval.screening import (
+from kvbridge.eval.report.summary import summarise
+from kvbridge.eval.run.rows import Row
+from kvbridge.eval.screen.verdicts import (
     Screened,
     contrast_p,
     correlations,
@@ -22,8 +22,8 @@ from kvbridge.eval.screening import (
     screening_table,
     size,
 )
-from kvbridge.eval.statistics import Refused
-from kvbridge.eval.summary import summarise
+from kvbridge.eval.statistics.bootstrap import RESOLVED
+from kvbridge.eval.statistics.figures import Refused
 
 MakeRows = Callable[..., list[Row]]
 
@@ -38,7 +38,12 @@ def fleet(rows_of: MakeRows) -> list[Screened]:
     }
     pairs = [
         Screened(
-            s, r, {"cka": 0.1 * i, "r2": 0.0}, summarise(rows_of(documents=20, seed=i, **kind)), 10_000_000 + i, 190.0
+            s,
+            r,
+            {"cka": 0.1 * i, "r2": 0.0},
+            summarise(rows_of(documents=20, seed=i, **kind)),
+            10_000_000 + i,
+            190.0,
         )
         for i, ((s, r), kind) in enumerate(outcomes.items())
     ]
@@ -48,8 +53,12 @@ def fleet(rows_of: MakeRows) -> list[Screened]:
 def test_the_best_verdict_comes_first_and_every_verdict_is_there(fleet: list[Screened]) -> None:
     rows = pair_rows(fleet)
     assert [row["verdict"] for row in rows] == [
-        "translate", "translate behind the gate", "cascade instead", "prefill", None,
-    ]  # fmt: skip
+        "translate",
+        "translate behind the gate",
+        "cascade instead",
+        "prefill",
+        None,
+    ]
     assert rows[-1]["reason"] == "share too few token ends"
     assert pair_rows(fleet[::-1]) == rows
 
@@ -94,7 +103,14 @@ def test_fleet_bytes_spell_out_the_pairs() -> None:
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (54_300_000, "54.3 MB"), (4.1e9, "4.1 GB"), (2e12, "2 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (54_300_000, "54.3 MB"),
+        (4.1e9, "4.1 GB"),
+        (2e12, "2 TB"),
+    ],
 )
 def test_sizes_read_well(count: float, words: str) -> None:
     assert size(count) == words
@@ -103,17 +119,27 @@ def test_sizes_read_well(count: float, words: str) -> None:
 def test_correlations_are_scipy_s_and_corrected() -> None:
     rng = np.random.default_rng(0)
     outcome = rng.normal(size=14)
-    predictors = {"good": outcome + 0.3 * rng.normal(size=14), "noise": rng.normal(size=14), "flat": np.ones(14)}
+    predictors = {
+        "good": outcome + 0.3 * rng.normal(size=14),
+        "noise": rng.normal(size=14),
+        "flat": np.ones(14),
+    }
     found = correlations(predictors, outcome)
     assert isinstance(found, dict)
     good, noise = found["good"], found["noise"]
     assert isinstance(good, dict)
     assert isinstance(noise, dict)
-    assert good["spearman"] == pytest.approx(stats.spearmanr(predictors["good"], outcome).statistic, rel=1e-5)
-    assert good["pearson"] == pytest.approx(np.corrcoef(predictors["good"], outcome)[0, 1], rel=1e-5)
+    assert good["spearman"] == pytest.approx(
+        stats.spearmanr(predictors["good"], outcome).statistic, rel=1e-5
+    )
+    assert good["pearson"] == pytest.approx(
+        np.corrcoef(predictors["good"], outcome)[0, 1], rel=1e-5
+    )
     assert good["pearson_ci"][0] < good["pearson"] < good["pearson_ci"][1]
     raw = [stats.spearmanr(predictors[name], outcome).pvalue for name in ("good", "noise")]
-    assert [good["p_holm"], noise["p_holm"]] == pytest.approx(multipletests(raw, method="holm")[1], rel=1e-5)
+    assert [good["p_holm"], noise["p_holm"]] == pytest.approx(
+        multipletests(raw, method="holm")[1], rel=1e-5
+    )
     assert isinstance(found["flat"], Refused)
 
 
@@ -145,7 +171,10 @@ def test_the_screening_summary_is_plain_json_and_its_table_fits(fleet: list[Scre
 
 def test_a_predictor_that_is_zero_is_a_value_and_a_missing_one_is_not(rows_of: MakeRows) -> None:
     summary = summarise(rows_of(documents=12))
-    pairs = [Screened(f"m{i}", "r", {"x": float(i)} | ({"y": 1.0 * i} if i else {}), summary) for i in range(11)]
+    pairs = [
+        Screened(f"m{i}", "r", {"x": float(i)} | ({"y": 1.0 * i} if i else {}), summary)
+        for i in range(11)
+    ]
     recoveries = np.linspace(0.2, 0.8, 11)
     changed = [
         Screened(p.sender, p.receiver, p.predictors, _with_recovery(dict(summary), float(r)))

@@ -8,7 +8,12 @@ from sklearn.cross_decomposition import CCA
 from sklearn.linear_model import Ridge, RidgeCV
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.similarity import canonical_correlations, held_out_r2, linear_cka, r2_over_tokens
+from kvbridge.eval.screen.similarity import (
+    canonical_correlations,
+    held_out_r2,
+    linear_cka,
+    r2_over_tokens,
+)
 
 
 def matrices(
@@ -26,10 +31,14 @@ def rotation(size: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("debiased", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1000), scale=st.floats(0.01, 100), shift=st.floats(-50, 50))
-def test_cka_ignores_rotation_scale_and_shift(debiased: bool, seed: int, scale: float, shift: float) -> None:
+def test_cka_ignores_rotation_scale_and_shift(
+    debiased: bool, seed: int, scale: float, shift: float
+) -> None:
     x, y = matrices(seed=seed)
     moved = scale * x @ rotation(12, seed) + shift
-    assert linear_cka(moved, y, debiased=debiased) == pytest.approx(linear_cka(x, y, debiased=debiased), abs=1e-8)
+    assert linear_cka(moved, y, debiased=debiased) == pytest.approx(
+        linear_cka(x, y, debiased=debiased), abs=1e-8
+    )
     assert linear_cka(x, moved, debiased=debiased) == pytest.approx(1.0, abs=1e-8)
 
 
@@ -39,18 +48,22 @@ def test_biased_cka_is_kornblith_s_formula_in_a_plain_loop() -> None:
     cross = sum(float(a[:, i] @ b[:, j]) ** 2 for i in range(12) for j in range(9))
     own = sum(float(a[:, i] @ a[:, j]) ** 2 for i in range(12) for j in range(12))
     other = sum(float(b[:, i] @ b[:, j]) ** 2 for i in range(9) for j in range(9))
-    assert linear_cka(x, y, debiased=False) == pytest.approx(cross / np.sqrt(own * other), rel=1e-12)
+    assert linear_cka(x, y, debiased=False) == pytest.approx(
+        cross / np.sqrt(own * other), rel=1e-12
+    )
 
 
 def test_unbiased_hsic_is_the_mean_over_all_quadruples() -> None:
     """Song et al.'s U-statistic by its definition: over distinct i, j, q, r of K_ij (L_ij + L_qr − 2 L_iq)."""
     from itertools import permutations
 
-    from kvbridge.eval.similarity import _unbiased_hsic
+    from kvbridge.eval.screen.similarity import _unbiased_hsic
 
     x, y = matrices(rows=7, p=3, q=2)
     k, m = x @ x.T, y @ y.T
-    terms = [k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q]) for i, j, q, r in permutations(range(7), 4)]
+    terms = [
+        k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q]) for i, j, q, r in permutations(range(7), 4)
+    ]
     assert _unbiased_hsic(k, m) == pytest.approx(np.mean(terms), rel=1e-10)
 
 
@@ -79,7 +92,9 @@ def test_canonical_correlations_ignore_any_invertible_map(seed: int) -> None:
     x, y = matrices(seed=seed, noise=2.0)
     mixed = x @ (rotation(12, seed) * np.linspace(1, 2, 12))
     np.testing.assert_allclose(
-        canonical_correlations(mixed, y, variance=1.0), canonical_correlations(x, y, variance=1.0), atol=1e-8
+        canonical_correlations(mixed, y, variance=1.0),
+        canonical_correlations(x, y, variance=1.0),
+        atol=1e-8,
     )
 
 
@@ -87,7 +102,9 @@ def test_canonical_correlations_refuse_what_the_count_of_rows_decides() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(EvalError, match="components need more than"):
         canonical_correlations(rng.normal(size=(20, 15)), rng.normal(size=(20, 15)), variance=1.0)
-    few = canonical_correlations(rng.normal(size=(20, 15)) * 0.9 ** np.arange(15) ** 2, rng.normal(size=(20, 2)))
+    few = canonical_correlations(
+        rng.normal(size=(20, 15)) * 0.9 ** np.arange(15) ** 2, rng.normal(size=(20, 2))
+    )
     assert len(few) <= 2
 
 
@@ -107,7 +124,9 @@ def test_held_out_r2_is_scikit_learn_s_ridge_over_document_folds() -> None:
         model = Ridge(alpha=0.01 * scale).fit(x[train], y[train])
         missed += ((y[test] - model.predict(x[test])) ** 2).sum(axis=0)
         spread += ((y[test] - y[train].mean(axis=0)) ** 2).sum(axis=0)
-    np.testing.assert_allclose(held_out_r2(x, y, documents, relative_lambdas=[0.01]), 1 - missed / spread, rtol=1e-9)
+    np.testing.assert_allclose(
+        held_out_r2(x, y, documents, relative_lambdas=[0.01]), 1 - missed / spread, rtol=1e-9
+    )
 
 
 def test_lambda_is_the_one_that_generalised_cross_validation_picks() -> None:
@@ -116,7 +135,10 @@ def test_lambda_is_the_one_that_generalised_cross_validation_picks() -> None:
     documents = documents_of(60)
     scale = ((x - x.mean(axis=0)) ** 2).sum() / 40
     chosen = RidgeCV(alphas=np.array([1e-4, 1e-2, 1.0, 100.0]) * scale).fit(x, y).alpha_ / scale
-    options = {a: np.nanmean(held_out_r2(x, y, documents, relative_lambdas=[a])) for a in (1e-4, 1e-2, 1.0, 100.0)}
+    options = {
+        a: np.nanmean(held_out_r2(x, y, documents, relative_lambdas=[a]))
+        for a in (1e-4, 1e-2, 1.0, 100.0)
+    }
     both = np.nanmean(held_out_r2(x, y, documents, relative_lambdas=list(options)))
     assert both == pytest.approx(options[float(f"{chosen:.4g}")], abs=0.02)
 

@@ -13,11 +13,13 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from kvbridge.errors import EvalError
-from kvbridge.eval import statistics as ours
-from kvbridge.eval.bootstrap import Interval
-from kvbridge.eval.statistics import Refused
+from kvbridge.eval.statistics import figures as ours
+from kvbridge.eval.statistics.bootstrap import Interval
+from kvbridge.eval.statistics.figures import Refused
 
-answers = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)), min_size=1, max_size=60)
+answers = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)), min_size=1, max_size=60
+)
 
 
 def known(found: Interval | Refused) -> Interval:
@@ -50,7 +52,9 @@ def test_the_identity_holds_exactly(found: list[tuple[int, int, int]]) -> None:
     harm = Fraction(n - wrong, n) * (Fraction(parts.harmed, n - wrong) if wrong < n else 0)
     assert difference == gain - harm
     assert parts.difference.estimate == pytest.approx(float(difference), abs=1e-15)
-    assert (parts.gain.estimate, parts.harm.estimate) == pytest.approx((float(gain), float(harm)), abs=1e-15)
+    assert (parts.gain.estimate, parts.harm.estimate) == pytest.approx(
+        (float(gain), float(harm)), abs=1e-15
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -78,7 +82,9 @@ def test_mcnemar_is_that_of_statsmodels(b: int, c: int, both: int) -> None:
     found = ours.mcnemar_exact(first, second)
     assert (found.only_first, found.only_second) == (b, c)
     if b + c:
-        assert found.p == pytest.approx(float(mcnemar([[both, b], [c, 1]], exact=True).pvalue), rel=1e-9)
+        assert found.p == pytest.approx(
+            float(mcnemar([[both, b], [c, 1]], exact=True).pvalue), rel=1e-9
+        )
     else:
         assert found.p == 1.0
 
@@ -115,7 +121,9 @@ def test_holm_rejects_what_stepping_down_by_hand_rejects(p: list[float]) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 30), st.integers(1, 5), st.integers(0, 1000))
-def test_recovery_of_native_is_one_and_of_no_context_zero(documents: int, per_document: int, seed: int) -> None:
+def test_recovery_of_native_is_one_and_of_no_context_zero(
+    documents: int, per_document: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     n = documents * per_document
     native, floor = rng.uniform(50, 90, n), rng.uniform(100, 180, n)
@@ -157,7 +165,9 @@ def test_retention_and_its_floor() -> None:
 
 
 def test_floor_normalised_is_refused_for_a_receiver_at_chance() -> None:
-    found = ours.floor_normalised(binary(0.25, 200, 1), binary(0.25, 200, 2), np.full(200, 0.25), CLUSTERS)
+    found = ours.floor_normalised(
+        binary(0.25, 200, 1), binary(0.25, 200, 2), np.full(200, 0.25), CLUSTERS
+    )
     assert isinstance(found, Refused)
     assert "not above chance" in found.because
 
@@ -241,7 +251,9 @@ def test_bad_input_is_refused(call, words: str) -> None:
 def test_differences_without_spread_get_the_bound_of_the_sign_test(documents: int) -> None:
     names = [f"d{i // 3}" for i in range(3 * documents)]
     ones, zeros = np.ones(3 * documents), np.zeros(3 * documents)
-    won, lost, equal = (ours.difference(a, b, names) for a, b in ((ones, zeros), (zeros, ones), (ones, ones)))
+    won, lost, equal = (
+        ours.difference(a, b, names) for a, b in ((ones, zeros), (zeros, ones), (ones, ones))
+    )
     assert won.p == lost.p == stats.binomtest(documents, documents).pvalue
     assert (won.low > 0) == (won.p < 0.05)
     assert (won.low, won.high) == pytest.approx((-lost.high, -lost.low))
@@ -249,7 +261,9 @@ def test_differences_without_spread_get_the_bound_of_the_sign_test(documents: in
     assert (won.low, won.high) == pytest.approx((2 * exact.low - 1, 1.0))
     assert equal.p == 1.0
     assert -equal.low == equal.high == pytest.approx(1 - exact.low)
-    assert all(ours.items_for_half_width(found, 3 * documents) is None for found in (won, lost, equal))
+    assert all(
+        ours.items_for_half_width(found, 3 * documents) is None for found in (won, lost, equal)
+    )
 
 
 def test_losses_without_spread_have_no_interval() -> None:

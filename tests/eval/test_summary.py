@@ -11,16 +11,22 @@ import numpy as np
 import pytest
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.gated import gate_arrays
-from kvbridge.eval.rows import Row, RowWriter, read_rows
-from kvbridge.eval.summary import dumps, summarise, write_summary
-from kvbridge.eval.table import Table, median
+from kvbridge.eval.report.summary import dumps, summarise, write_summary
+from kvbridge.eval.run.rows import Row, RowWriter, read_rows
+from kvbridge.eval.statistics.gated import gate_arrays
+from kvbridge.eval.statistics.table import Table, median
 
 MakeRows = Callable[..., list[Row]]
-META = {"pair": {"sender": "a", "receiver": "b", "digest": "sha256:pair"}, "timings": {"fit_s": 2.5}, "r2": [[0.5]]}
+META = {
+    "pair": {"sender": "a", "receiver": "b", "digest": "sha256:pair"},
+    "timings": {"fit_s": 2.5},
+    "r2": [[0.5]],
+}
 
 
-def test_the_summary_is_recomputed_from_the_file_byte_for_byte(rows_of: MakeRows, tmp_path: Path) -> None:
+def test_the_summary_is_recomputed_from_the_file_byte_for_byte(
+    rows_of: MakeRows, tmp_path: Path
+) -> None:
     rows = rows_of(gated=True)
     with RowWriter(tmp_path / "rows.jsonl", rows[0].pair) as writer:
         writer.write_all(rows)
@@ -38,13 +44,37 @@ def test_the_order_of_rows_changes_no_byte(rows_of: MakeRows) -> None:
 
 def test_the_shape_that_others_rely_on(rows_of: MakeRows) -> None:
     found = summarise(rows_of(gated=True), META)
-    assert {"schema", "pair", "n", "conditions", "denominators", "verdict", "timings"} <= found.keys()
+    assert {
+        "schema",
+        "pair",
+        "n",
+        "conditions",
+        "denominators",
+        "verdict",
+        "timings",
+    } <= found.keys()
     assert found["n"] == 240
     assert found["timings"] == {"fit_s": 2.5}
     assert found["pair"] == META["pair"]
-    for name in ("native", "sender", "translated", "no_context", "token_only", "tail_only32", "gated"):
+    for name in (
+        "native",
+        "sender",
+        "translated",
+        "no_context",
+        "token_only",
+        "tail_only32",
+        "gated",
+    ):
         condition = found["conditions"][name]
-        for metric in ("loss", "recovery", "kl", "agreement", "accuracy", "prefill_share", "ttft_ms"):
+        for metric in (
+            "loss",
+            "recovery",
+            "kl",
+            "agreement",
+            "accuracy",
+            "prefill_share",
+            "ttft_ms",
+        ):
             value, ci = condition[metric], condition[f"{metric}_ci"]
             if value is None:
                 assert ci is None
@@ -74,31 +104,47 @@ def test_the_figures_are_those_of_a_plain_loop(rows_of: MakeRows) -> None:
         total("no_context", "loss") - total("native", "loss")
     )
     assert found["translated"]["recovery"] == pytest.approx(recovery, rel=1e-5)
-    assert found["translated"]["accuracy"] == pytest.approx(total("translated", "correct", "recall") / 120, rel=1e-5)
+    assert found["translated"]["accuracy"] == pytest.approx(
+        total("translated", "correct", "recall") / 120, rel=1e-5
+    )
     assert found["native"]["recovery"] == 1.0
     assert found["no_context"]["recovery"] == 0.0
 
 
 def test_kl_and_agreement_are_means_over_positions_not_items(rows_of: MakeRows) -> None:
-    rows = [replace(r, tokens=1 + index % 60) if r.loss is not None else r for index, r in enumerate(rows_of())]
+    rows = [
+        replace(r, tokens=1 + index % 60) if r.loss is not None else r
+        for index, r in enumerate(rows_of())
+    ]
     scored = [r for r in rows if (r.condition, r.task) == ("translated", "continuation")]
     weight = sum(r.tokens for r in scored)
     found = summarise(rows)["conditions"]["translated"]
-    assert found["kl"] == pytest.approx(sum((r.kl or 0) * r.tokens for r in scored) / weight, rel=1e-5)
-    assert found["agreement"] == pytest.approx(sum((r.agreement or 0) * r.tokens for r in scored) / weight, rel=1e-5)
-    assert found["loss_per_token"] == pytest.approx(sum(r.loss or 0 for r in scored) / weight, rel=1e-5)
+    assert found["kl"] == pytest.approx(
+        sum((r.kl or 0) * r.tokens for r in scored) / weight, rel=1e-5
+    )
+    assert found["agreement"] == pytest.approx(
+        sum((r.agreement or 0) * r.tokens for r in scored) / weight, rel=1e-5
+    )
+    assert found["loss_per_token"] == pytest.approx(
+        sum(r.loss or 0 for r in scored) / weight, rel=1e-5
+    )
 
 
 def test_recovery_and_the_sender_are_compared_per_character(rows_of: MakeRows) -> None:
     """A sender that scored each continuation with one more character of the same loss rate keeps its figures."""
     rows = rows_of()
     stretched = [
-        replace(r, characters=2 * r.characters, loss=2 * (r.loss or 0)) if r.condition == "sender" and r.loss else r
+        replace(r, characters=2 * r.characters, loss=2 * (r.loss or 0))
+        if r.condition == "sender" and r.loss
+        else r
         for r in rows
     ]
     plain, other = summarise(rows), summarise(stretched)
     assert plain["conditions"]["sender"]["recovery"] == other["conditions"]["sender"]["recovery"]
-    assert plain["denominators"]["cascading"]["continuation"] == other["denominators"]["cascading"]["continuation"]
+    assert (
+        plain["denominators"]["cascading"]["continuation"]
+        == other["denominators"]["cascading"]["continuation"]
+    )
 
 
 def test_both_denominators(rows_of: MakeRows) -> None:
@@ -106,7 +152,11 @@ def test_both_denominators(rows_of: MakeRows) -> None:
     found = summarise(rows)["denominators"]
     right = {
         name: np.array(
-            [r.correct for r in sorted(rows, key=lambda r: r.item) if (r.condition, r.task) == (name, "recall")]
+            [
+                r.correct
+                for r in sorted(rows, key=lambda r: r.item)
+                if (r.condition, r.task) == (name, "recall")
+            ]
         )
         for name in ("native", "sender", "translated")
     }
@@ -115,7 +165,9 @@ def test_both_denominators(rows_of: MakeRows) -> None:
     assert found["standalone"]["recall"]["translated"]["retention"]["value"] == pytest.approx(
         t.sum() / d.sum(), rel=1e-5
     )
-    assert recall["share_of_gap"]["value"] == pytest.approx((t.sum() - s.sum()) / (d.sum() - s.sum()), rel=1e-5)
+    assert recall["share_of_gap"]["value"] == pytest.approx(
+        (t.sum() - s.sum()) / (d.sum() - s.sum()), rel=1e-5
+    )
     parts = recall["identity"]
     assert parts["gained"] - parts["harmed"] == int(t.sum() - s.sum())
     assert recall["over_sender"]["value"] == pytest.approx((t.mean() - s.mean()), rel=1e-5)
@@ -126,11 +178,16 @@ def test_both_denominators(rows_of: MakeRows) -> None:
 
 def test_the_share_of_the_gap_in_nats_counts_less_loss_as_better(rows_of: MakeRows) -> None:
     rows = rows_of(documents=40)
-    rate = {name: c["loss"] for name, c in summarise(rows)["tasks"]["continuation"]["conditions"].items()}
+    rate = {
+        name: c["loss"]
+        for name, c in summarise(rows)["tasks"]["continuation"]["conditions"].items()
+    }
     found = summarise(rows)["denominators"]["cascading"]["continuation"]["translated"]
     expected = (rate["sender"] - rate["translated"]) / (rate["sender"] - rate["native"])
     assert found["share_of_gap"]["value"] == pytest.approx(expected, rel=1e-4)
-    assert found["receiver_over_sender"]["value"] == pytest.approx(rate["sender"] - rate["native"], rel=1e-4)
+    assert found["receiver_over_sender"]["value"] == pytest.approx(
+        rate["sender"] - rate["native"], rel=1e-4
+    )
 
 
 def test_no_figure_has_more_than_six_digits(rows_of: MakeRows) -> None:
@@ -148,13 +205,17 @@ def test_no_figure_has_more_than_six_digits(rows_of: MakeRows) -> None:
 
 
 def test_a_gap_that_may_not_exist_is_refused_in_words(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(correct={"native": 0.56, "sender": 0.56}))["denominators"]["cascading"]["recall"]
+    found = summarise(rows_of(correct={"native": 0.56, "sender": 0.56}))["denominators"][
+        "cascading"
+    ]["recall"]
     assert found["translated"]["share_of_gap"]["value"] is None
     assert "contains 0" in found["translated"]["share_of_gap"]["refused"]
     assert found["translated"]["over_sender"]["value"] is not None
 
 
-def test_failed_excluded_and_missing_rows_are_counted_and_change_nothing_else(rows_of: MakeRows) -> None:
+def test_failed_excluded_and_missing_rows_are_counted_and_change_nothing_else(
+    rows_of: MakeRows,
+) -> None:
     rows = rows_of()
     bad = {("d000i0", "translated"): math.nan, ("d000i1", "native"): math.inf}
     changed = []
@@ -171,10 +232,15 @@ def test_failed_excluded_and_missing_rows_are_counted_and_change_nothing_else(ro
     assert found["counts"]["failed"] == 1
     assert found["counts"]["missing"] == 1
     assert found["counts"]["missing_by_condition"] == {"recall/token_only": 1}
-    assert found["counts"]["reasons"] == {"excluded: not finite: loss": 2, "failed: out of memory": 1}
+    assert found["counts"]["reasons"] == {
+        "excluded: not finite: loss": 2,
+        "failed: out of memory": 1,
+    }
     recovery = found["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
     left = [row for row in rows if row.item not in ("d000i0", "d000i1") or row.task == "recall"]
-    assert recovery == summarise(left)["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
+    assert (
+        recovery == summarise(left)["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
+    )
     assert found["denominators"]["cascading"]["recall"]["translated"]["n"] == 119
 
 
@@ -199,7 +265,16 @@ def test_one_item_gives_figures_without_intervals(rows_of: MakeRows) -> None:
 
 def test_all_rows_failed_is_still_a_summary(rows_of: MakeRows) -> None:
     rows = [
-        replace(r, status="failed", reason="x", loss=None, kl=None, agreement=None, correct=None, f1=None)
+        replace(
+            r,
+            status="failed",
+            reason="x",
+            loss=None,
+            kl=None,
+            agreement=None,
+            correct=None,
+            f1=None,
+        )
         for r in rows_of(documents=3)
     ]
     found = summarise(rows)
@@ -216,10 +291,15 @@ def test_all_rows_failed_is_still_a_summary(rows_of: MakeRows) -> None:
         (lambda rows: [*rows, rows[0]], "appears twice"),
         (lambda rows: [*rows[1:], replace(rows[0], pair="other")], "rows of 2 pairs"),
         (lambda rows: [*rows[1:], replace(rows[0], document="elsewhere")], "belongs to document"),
-        (lambda rows: [replace(row, pair="other") for row in rows], "expected rows of pair sha256:pair"),
+        (
+            lambda rows: [replace(row, pair="other") for row in rows],
+            "expected rows of pair sha256:pair",
+        ),
     ],
 )
-def test_rows_that_are_not_one_table_are_refused(rows_of: MakeRows, change: Callable, words: str) -> None:
+def test_rows_that_are_not_one_table_are_refused(
+    rows_of: MakeRows, change: Callable, words: str
+) -> None:
     with pytest.raises(EvalError, match=words):
         summarise(change(rows_of(documents=2)), META)
 
@@ -250,7 +330,9 @@ def test_a_request_the_gate_did_not_score_counts_as_the_riskiest(rows_of: MakeRo
     rows = rows_of(gated=True, tasks=("recall",))
     unscored = {row.item for row in rows if row.condition == "gated" and (row.score or 0) > 0.8}
     assert unscored
-    bare = [replace(r, score=None) if r.condition == "gated" and r.item in unscored else r for r in rows]
+    bare = [
+        replace(r, score=None) if r.condition == "gated" and r.item in unscored else r for r in rows
+    ]
     lost, score, items = gate_arrays(Table.of("recall", bare)) or ([], [], [])
     assert len(lost) == len(score) == len({row.item for row in rows})
     first = max(s for s, item in zip(score, items, strict=True) if item not in unscored)

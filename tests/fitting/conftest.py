@@ -23,7 +23,12 @@ def geometry() -> Callable[..., KVGeometry]:
 @pytest.fixture
 def layout() -> Layout:
     """Features and two sender layers, two receiver layers, everything gathered."""
-    return make_layout(make_geometry("sender", 2), make_geometry("receiver", 2, 3, 2), features=True, candidates=None)
+    return make_layout(
+        make_geometry("sender", 2),
+        make_geometry("receiver", 2, 3, 2),
+        features=True,
+        candidates=None,
+    )
 
 
 @pytest.fixture

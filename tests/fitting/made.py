@@ -12,19 +12,36 @@ from kvbridge.fitting.moments import Moments
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_text
 
 
-def make_geometry(name: str, layers: int = 3, heads: int = 2, width: int = 4, hidden: int = 5) -> KVGeometry:
+def make_geometry(
+    name: str, layers: int = 3, heads: int = 2, width: int = 4, hidden: int = 5
+) -> KVGeometry:
     """A geometry of `layers` equal layers that belongs to no model."""
     streams = (Stream("k", heads, width, True), Stream("v", heads, width, False))
     return KVGeometry(
-        model_id=name, commit="", architecture="Made", dtype="float32", hidden_size=hidden, attention_heads=heads,
-        max_positions=512, vocabulary=300, parameters=1000, layer_parameters=900,
-        layers=tuple(LayerGeometry("full", streams, None, digest_text(f"{name} {i}")) for i in range(layers)),
-        tokenizer_digest=digest_text("tokenizer"), rope_digest=digest_text("rope"), config_digest=digest_text("config"),
-        embedding_digest=digest_text(f"{name} embedding"), weights_digest=digest_text(f"{name} weights"),
-    )  # fmt: skip
+        model_id=name,
+        commit="",
+        architecture="Made",
+        dtype="float32",
+        hidden_size=hidden,
+        attention_heads=heads,
+        max_positions=512,
+        vocabulary=300,
+        parameters=1000,
+        layer_parameters=900,
+        layers=tuple(
+            LayerGeometry("full", streams, None, digest_text(f"{name} {i}")) for i in range(layers)
+        ),
+        tokenizer_digest=digest_text("tokenizer"),
+        rope_digest=digest_text("rope"),
+        config_digest=digest_text("config"),
+        embedding_digest=digest_text(f"{name} embedding"),
+        weights_digest=digest_text(f"{name} weights"),
+    )
 
 
-def rows_for(layout: Layout, rows: int, seed: int = 0, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def rows_for(
+    layout: Layout, rows: int, seed: int = 0, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Correlated rows x `[rows, inputs]` and y `[rows, targets]`, fp64, every column `offset` standard deviations off."""
     generator = torch.Generator().manual_seed(seed)
     p, q = sum(w for _, w in layout.inputs), sum(w for _, w in layout.targets)
@@ -52,20 +69,28 @@ def make_planted(
     layout = make_layout(sender, receiver, features=True, candidates=candidates)
     p, q = sum(w for _, w in layout.inputs), sum(w for _, w in layout.targets)
     maps = {
-        (i, j, name): draw(sender.layers[j].stream(name).features, receiver.layers[i].stream(name).features)
-        for i, sources in reads.items() for j in sources for name in ("k", "v")
-    }  # fmt: skip
+        (i, j, name): draw(
+            sender.layers[j].stream(name).features, receiver.layers[i].stream(name).features
+        )
+        for i, sources in reads.items()
+        for j in sources
+        for name in ("k", "v")
+    }
     found = {}
     for split, count in (("train", rows), ("validation", rows // 2)):
         x = draw(count, p)
         if common:
-            shared = {name: draw(count, sender.layers[0].stream(name).features) for name in ("k", "v")}
+            shared = {
+                name: draw(count, sender.layers[0].stream(name).features) for name in ("k", "v")
+            }
             for (layer, name), where in layout.input_at.items():
                 if layer >= 0:
                     x[:, where] = (1 - common) ** 0.5 * x[:, where] + common**0.5 * shared[name]
         y = noise * draw(count, q)
         for (i, j, name), weights in maps.items():
-            y[:, layout.target_at[i, name]] += reads[i][j] * x[:, layout.input_at[j, name]] @ weights
+            y[:, layout.target_at[i, name]] += (
+                reads[i][j] * x[:, layout.input_at[j, name]] @ weights
+            )
         moments = Moments(layout)
         moments.update(x, y)
         found[split] = moments

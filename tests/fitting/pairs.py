@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 import kvbridge
+from kvbridge.cache.prefill import capture
+from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.job import Fit
-from kvbridge.prefill import capture
-from kvbridge.snapshot import KVSnapshot
 from tests.models import random_texts, tiny, tiny_causal, wrapped
 
-CONFIG: dict[str, Any] = {"layers": 2, "lambdas": (1e-3, 1e-1), "batch_tokens": 512, "cosine_documents": 2}
+CONFIG: dict[str, Any] = {
+    "layers": 2,
+    "lambdas": (1e-3, 1e-1),
+    "batch_tokens": 512,
+    "cosine_documents": 2,
+}
 
 
 @cache
@@ -27,7 +32,9 @@ def sender() -> kvbridge.Model:
 @cache
 def receiver() -> kvbridge.Model:
     """Three layers, four KV heads, another width."""
-    model = tiny_causal("llama", 7, num_hidden_layers=3, num_key_value_heads=4, head_dim=8, hidden_size=32)
+    model = tiny_causal(
+        "llama", 7, num_hidden_layers=3, num_key_value_heads=4, head_dim=8, hidden_size=32
+    )
     return wrapped(model, name="tiny-receiver")
 
 
@@ -36,24 +43,32 @@ def documents(train: int = 24, held: int = 4, characters: int = 160) -> tuple[Do
     """Texts with ids; the last ones are validation and test."""
     texts = random_texts(train + 2 * held, characters)
     splits = ["train"] * train + ["validation"] * held + ["test"] * held
-    return tuple(Document(f"d{i}", t, f"d{i}", s) for i, (t, s) in enumerate(zip(texts, splits, strict=True)))
+    return tuple(
+        Document(f"d{i}", t, f"d{i}", s) for i, (t, s) in enumerate(zip(texts, splits, strict=True))
+    )
 
 
 def fitted(texts: Any = None, *, pair: Any = None, progress: Any = None, **changes: Any) -> Fit:
     """A fit of the tiny pair; `changes` are of the configuration."""
     ours, theirs = pair or (sender(), receiver())
     config = kvbridge.FitConfig(**{**CONFIG, **changes})
-    return kvbridge.fit(ours, theirs, documents() if texts is None else texts, config=config, progress=progress)
+    return kvbridge.fit(
+        ours, theirs, documents() if texts is None else texts, config=config, progress=progress
+    )
 
 
-def content_rows(model: kvbridge.Model, text: str) -> tuple[KVSnapshot, dict[int, dict[str, Tensor]]]:
+def content_rows(
+    model: kvbridge.Model, text: str
+) -> tuple[KVSnapshot, dict[int, dict[str, Tensor]]]:
     """A snapshot of one text and all its rows in content space, one text at a time and without padding."""
     snapshot = capture(model, text)
     at = torch.arange(len(snapshot))
     return snapshot, {i: snapshot.content(model.rotation, at, i) for i in range(len(model.layers))}
 
 
-def plain_r2(fit: Fit, texts: list[str], ours: kvbridge.Model, theirs: kvbridge.Model) -> dict[tuple[int, str], Tensor]:
+def plain_r2(
+    fit: Fit, texts: list[str], ours: kvbridge.Model, theirs: kvbridge.Model
+) -> dict[tuple[int, str], Tensor]:
     """R² `[heads, width]` of a fit's translator over `texts`, for one tokenizer and no receiver features: a plain loop."""
     found: dict[tuple[int, str], list[Tensor]] = {}
     target: dict[tuple[int, str], list[Tensor]] = {}
@@ -62,7 +77,9 @@ def plain_r2(fit: Fit, texts: list[str], ours: kvbridge.Model, theirs: kvbridge.
         _, y = content_rows(theirs, text)
         out = fit.translator(x, None)
         for layer, name in fit.translator.maps:
-            found.setdefault((layer, name), []).append(out[layer][name][fit.config.sinks :].double())
+            found.setdefault((layer, name), []).append(
+                out[layer][name][fit.config.sinks :].double()
+            )
             target.setdefault((layer, name), []).append(y[layer][name][fit.config.sinks :].double())
     scores = {}
     for key in found:

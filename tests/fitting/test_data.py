@@ -48,7 +48,9 @@ def test_jsonl_keeps_ids_groups_and_splits(tmp_path):
 
 
 def test_parquet(tmp_path):
-    path = parquet(tmp_path / "a.parquet", text=["one", "two"], document=["d", "d"], split=["train", None])
+    path = parquet(
+        tmp_path / "a.parquet", text=["one", "two"], document=["d", "d"], split=["train", None]
+    )
     assert [(d.text, d.group, d.split) for d in read_documents(str(path))] == [
         ("one", "d", "train"),
         ("two", "d", None),
@@ -58,7 +60,11 @@ def test_parquet(tmp_path):
 def test_txt_is_read_by_paragraph(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("First paragraph,\nstill the first.\n\nSecond.\n\n\n\nThird é.\n", "utf-8")
-    assert [t.strip() for t in texts(path)] == ["First paragraph,\nstill the first.", "Second.", "Third é."]
+    assert [t.strip() for t in texts(path)] == [
+        "First paragraph,\nstill the first.",
+        "Second.",
+        "Third é.",
+    ]
 
 
 def test_a_folder_whose_file_names_are_splits(tmp_path):
@@ -67,13 +73,18 @@ def test_a_folder_whose_file_names_are_splits(tmp_path):
     jsonl(tmp_path / "recall.jsonl", [{"question": "not a text"}])
     (tmp_path / "notes.md").write_text("not data")
     found = list(read_documents(tmp_path))
-    assert [(d.split, d.text) for d in found] == [(s, f"{s} {i}") for s in sorted(SPLITS) for i in range(2)]
+    assert [(d.split, d.text) for d in found] == [
+        (s, f"{s} {i}") for s in sorted(SPLITS) for i in range(2)
+    ]
 
 
 def test_a_folder_of_other_files_is_read_whole(tmp_path):
     jsonl(tmp_path / "a.jsonl", [{"text": "one"}])
     (tmp_path / "b.txt").write_text("two")
-    assert [(d.text.strip(), d.split) for d in read_documents(tmp_path)] == [("one", None), ("two", None)]
+    assert [(d.text.strip(), d.split) for d in read_documents(tmp_path)] == [
+        ("one", None),
+        ("two", None),
+    ]
 
 
 def test_python_strings_mappings_and_documents():
@@ -123,7 +134,9 @@ def test_rows_that_cannot_be_used(rows, words):
         list(read_documents(rows))
 
 
-@pytest.mark.parametrize("source", [None, 5, 3.5, {"text": "one document, not rows"}, b"bytes", object()])
+@pytest.mark.parametrize(
+    "source", [None, 5, 3.5, {"text": "one document, not rows"}, b"bytes", object()]
+)
 def test_sources_that_cannot_be_used(source):
     with pytest.raises(DataError):
         list(read_documents(source))
@@ -246,9 +259,19 @@ def test_the_corpus_digest_covers_ids_splits_texts_and_order():
 
     base = digest(("a", "x", "train"), ("b", "y", "test"))
     assert base == digest(("a", "x", "train"), ("b", "y", "test"))
-    assert len({base, digest(("b", "y", "test"), ("a", "x", "train")), digest(("a", "x", "train"), ("b", "z", "test")),
-                digest(("a", "x", "train"), ("c", "y", "test")), digest(("a", "x", "train"), ("b", "y", "train")),
-                digest(("a", "\udcff", "train"))}) == 6  # fmt: skip
+    assert (
+        len(
+            {
+                base,
+                digest(("b", "y", "test"), ("a", "x", "train")),
+                digest(("a", "x", "train"), ("b", "z", "test")),
+                digest(("a", "x", "train"), ("c", "y", "test")),
+                digest(("a", "x", "train"), ("b", "y", "train")),
+                digest(("a", "\udcff", "train")),
+            }
+        )
+        == 6
+    )
 
 
 def test_names_of_fitted_documents_are_kept_unless_there_are_too_many(monkeypatch):

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import kvbridge
+from kvbridge.asset.maps.translator import Block
 from kvbridge.errors import DataError, NotEnoughRows, OverBudget, PairRefused, UsageError
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.families import FAMILIES, Group
 from kvbridge.fitting.families.head_local import head_local
 from kvbridge.fitting.solve import SOLVERS
 from kvbridge.fitting.spill import Spill
-from kvbridge.translator import Block
 from tests.fitting.pairs import content_rows, documents, fitted, plain_r2, receiver, sender
 from tests.models import tiny, tiny_causal, wrapped
 
@@ -89,7 +89,9 @@ def test_head_local_reads_the_matching_head(geometry, ours, theirs, expected):
 def test_solvers_give_the_same_translator(solver):
     found, base = fitted(solver=solver, precision="float64"), fitted(precision="float64")
     for key, groups in base.translator.maps.items():
-        torch.testing.assert_close(found.translator.maps[key][0].W, groups[0].W, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            found.translator.maps[key][0].W, groups[0].W, rtol=1e-3, atol=1e-4
+        )
 
 
 def test_scores_are_of_the_test_split_alone():
@@ -105,7 +107,9 @@ def test_scores_are_of_the_test_split_alone():
         assert float(by_split["train"][key].mean()) > float(found.mean()) + 0.5
     assert fit.scores.documents == 3
     assert fit.scores.rows == fit.splits["test"]["rows"] > 0
-    assert float(min(v.min() for v in fit.scores.r2.values())) < 0, "an overfitted map scores below zero; never clipped"
+    assert float(min(v.min() for v in fit.scores.r2.values())) < 0, (
+        "an overfitted map scores below zero; never clipped"
+    )
 
 
 @pytest.mark.parametrize("features", ["none", "embeddings"])
@@ -119,29 +123,43 @@ def test_the_control_is_scored_on_the_same_rows(features):
             embedded = theirs.model.get_input_embeddings()(snapshot.token_ids)
         out = fit.controls({}, embedded)
         for layer, name in fit.controls.maps:
-            found.setdefault((layer, name), []).append(out[layer][name][fit.config.sinks :].double())
+            found.setdefault((layer, name), []).append(
+                out[layer][name][fit.config.sinks :].double()
+            )
             wanted.setdefault((layer, name), []).append(y[layer][name][fit.config.sinks :].double())
     for key, rows in wanted.items():
         true = torch.cat(rows)
-        r2 = 1 - (true - torch.cat(found[key])).square().sum(0) / (true - true.mean(0)).square().sum(0)
+        r2 = 1 - (true - torch.cat(found[key])).square().sum(0) / (
+            true - true.mean(0)
+        ).square().sum(0)
         torch.testing.assert_close(fit.scores.token_only_r2[key].double(), r2, rtol=1e-3, atol=1e-3)
     body = fit.scores.to_json()["token_only"]
-    assert body["v_r2"][1] == pytest.approx(float(fit.scores.token_only_r2[1, "v"].nanmean()), rel=1e-4)
+    assert body["v_r2"][1] == pytest.approx(
+        float(fit.scores.token_only_r2[1, "v"].nanmean()), rel=1e-4
+    )
     assert not torch.equal(fit.scores.token_only_r2[1, "v"], fit.scores.r2[1, "v"])
 
 
 def test_test_texts_do_not_alter_the_maps():
-    other = tuple(Document(d.id, d.text[::-1] if d.split == "test" else d.text, d.group, d.split) for d in documents())
+    other = tuple(
+        Document(d.id, d.text[::-1] if d.split == "test" else d.text, d.group, d.split)
+        for d in documents()
+    )
     a, b = fitted(), fitted(other)
     assert torch.equal(a.translator.maps[1, "v"][0].W, b.translator.maps[1, "v"][0].W)
     assert not torch.equal(a.scores.r2[1, "v"], b.scores.r2[1, "v"])
 
 
 def test_batching_does_not_alter_the_rows():
-    a, b = fitted(precision="float64", batch_tokens=100_000), fitted(precision="float64", batch_tokens=1)
+    a, b = (
+        fitted(precision="float64", batch_tokens=100_000),
+        fitted(precision="float64", batch_tokens=1),
+    )
     assert a.splits == b.splits
     for key in a.translator.maps:
-        torch.testing.assert_close(a.translator.maps[key][0].W, b.translator.maps[key][0].W, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(
+            a.translator.maps[key][0].W, b.translator.maps[key][0].W, rtol=1e-2, atol=1e-3
+        )
 
 
 def test_stride_and_sinks_thin_the_rows():
@@ -180,7 +198,9 @@ def test_the_spill_stays_within_its_budget_and_leaves_nothing(tmp_path, monkeypa
     def counted(self, batch):
         append(self, batch)
         written.append(self.nbytes)
-        assert sum(p.stat().st_size for p in self.folder.iterdir()) < self.nbytes + 4096 * self.count
+        assert (
+            sum(p.stat().st_size for p in self.folder.iterdir()) < self.nbytes + 4096 * self.count
+        )
 
     monkeypatch.setattr(Spill, "append", counted)
     folder = tmp_path / "spill"
@@ -226,7 +246,9 @@ def test_too_few_rows_are_refused_with_the_tokens_needed_and_force_marks_the_ass
     assert fit.marks[0] in (tmp_path / "asset" / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("tokenizers", [("bytes", "metaspace"), ("wordpiece", "bytes"), ("bos", "bytes_other")])
+@pytest.mark.parametrize(
+    "tokenizers", [("bytes", "metaspace"), ("wordpiece", "bytes"), ("bos", "bytes_other")]
+)
 def test_a_pair_with_different_tokenizers(tokenizers):
     pair = (tiny("llama", tokenizer=tokenizers[0]), tiny("qwen3", 3, tokenizers[1]))
     fit = fitted(pair=pair, receiver_features="embeddings")
@@ -269,7 +291,10 @@ def test_what_cannot_be_fitted():
     with pytest.raises(DataError, match="none for test"):
         fitted([d for d in documents() if d.split != "test"])
     for split in ("train", "validation", "test"):
-        short = [Document(d.id, "The" if d.split == split else d.text, d.group, d.split) for d in documents()]
+        short = [
+            Document(d.id, "The" if d.split == split else d.text, d.group, d.split)
+            for d in documents()
+        ]
         with pytest.raises(DataError, match="rows"):
             fitted(short)
     with pytest.raises(UsageError, match="spill"):
@@ -277,7 +302,10 @@ def test_what_cannot_be_fitted():
 
 
 def test_a_spread_over_splits_without_marks_is_by_group():
-    texts = [{"text": d.text, "document": f"g{i // 2}"} for i, d in enumerate(documents(train=40, held=10))]
+    texts = [
+        {"text": d.text, "document": f"g{i // 2}"}
+        for i, d in enumerate(documents(train=40, held=10))
+    ]
     fit = fitted(texts)
     assert sum(s["documents"] for s in fit.splits.values()) == 60
     assert all(s["documents"] % 2 == 0 for s in fit.splits.values())
@@ -286,11 +314,17 @@ def test_a_spread_over_splits_without_marks_is_by_group():
 def test_heads_of_a_group_need_not_follow_one_another(monkeypatch):
     def every_second(sender, receiver, layer, stream, support):
         heads = receiver.layers[layer].stream(stream).heads
-        return tuple(Group(tuple(range(start, heads, 2)), tuple(Block(i, stream) for i in support)) for start in (0, 1))
+        return tuple(
+            Group(tuple(range(start, heads, 2)), tuple(Block(i, stream) for i in support))
+            for start in (0, 1)
+        )
 
     monkeypatch.setitem(FAMILIES, "every-second", every_second)
     apart, whole = fitted(family="every-second", lambdas=(1e-3,)), fitted(lambdas=(1e-3,))
-    ours = {key: torch.cat([g.W for g in groups], dim=1) for key, groups in whole.translator.maps.items()}
+    ours = {
+        key: torch.cat([g.W for g in groups], dim=1)
+        for key, groups in whole.translator.maps.items()
+    }
     for key, groups in apart.translator.maps.items():
         width = apart.translator.receiver.layers[key[0]].stream(key[1]).width
         for g in groups:

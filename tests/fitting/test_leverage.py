@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 import kvbridge
-from kvbridge.entries import read_factors
+from kvbridge.asset.entries import read_factors
 from kvbridge.errors import CorruptFile
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.layout import make_layout
@@ -137,7 +137,9 @@ def test_with_few_candidates_the_layers_still_met():
 
 def test_factors_stay_in_fp32_beside_weights_of_fewer_bits(tmp_path):
     fit = made_fit()
-    kvbridge.save_asset(replace(fit, translator=fit.translator.to("cpu", torch.bfloat16)), tmp_path / "a")
+    kvbridge.save_asset(
+        replace(fit, translator=fit.translator.to("cpu", torch.bfloat16)), tmp_path / "a"
+    )
     loaded = kvbridge.load_asset(tmp_path / "a")
     assert loaded.translator.maps[0, "k"][0].W.dtype is torch.bfloat16
     assert torch.equal(loaded.factors["k"].directions, fit.factors["k"].directions)

@@ -19,9 +19,15 @@ CPU = torch.device("cpu")
 def advised(message: str, config: FitConfig) -> FitConfig:
     """The configuration that a refusal names."""
     changes: dict = {}
-    for option, value in re.findall(r"--([a-z-]+) (\S+)", message.partition("; ")[2].replace(" would fit", "")):
+    for option, value in re.findall(
+        r"--([a-z-]+) (\S+)", message.partition("; ")[2].replace(" would fit", "")
+    ):
         changes[option.replace("-", "_")] = int(value) if value.isdecimal() else value
-    return replace(config, **changes) if "candidates" in changes else replace(config, candidates=None, **changes)
+    return (
+        replace(config, **changes)
+        if "candidates" in changes
+        else replace(config, candidates=None, **changes)
+    )
 
 
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.6, 0.4, 0.2, 0.1])
@@ -60,12 +66,18 @@ def test_a_plan_within_its_budget_passes_and_prints(geometry):
     text = "\n".join(plan.lines())
     assert "1.00 GiB allowed" in text
     assert free_bytes(CPU) > 1 << 20
-    assert plan_memory(geometry("s"), geometry("r"), FitConfig(), CPU).budget_bytes <= free_bytes(CPU)
+    assert plan_memory(geometry("s"), geometry("r"), FitConfig(), CPU).budget_bytes <= free_bytes(
+        CPU
+    )
 
 
 def test_planned_moments_are_the_bytes_that_moments_hold(geometry):
     sender, receiver = geometry("s", 6, 2, 8, 12), geometry("r", 4)
-    for config in (FitConfig(), FitConfig(layers=2, candidates=3), FitConfig(layers=2, selection="nearest")):
+    for config in (
+        FitConfig(),
+        FitConfig(layers=2, candidates=3),
+        FitConfig(layers=2, selection="nearest"),
+    ):
         layout = plan_layout(sender, receiver, config)
         moments = Moments(layout)
         arrays = [moments._yy, moments._x_shift, moments._y_shift, moments._x_sum, moments._y_sum]
@@ -76,12 +88,27 @@ def test_planned_moments_are_the_bytes_that_moments_hold(geometry):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"family": "none"}, {"selection": "best"}, {"solver": "lu"}, {"receiver_features": "hidden:0"}, {"layers": 0},
-        {"receiver_features": "hidden"}, {"max_tokens": 0}, {"stride": 0}, {"batch_tokens": -1}, {"sinks": -1},
-        {"candidates": 2}, {"lambdas": ()}, {"lambdas": (0.0,)}, {"lambdas": (1.0, float("nan"))}, {"precision": "float16"},
-        {"weights_dtype": "int8"}, {"fractions": (0.9, 0.1, 0.0)}, {"fractions": (0.5, 0.1, 0.1)}, {"cosine_documents": -1},
+        {"family": "none"},
+        {"selection": "best"},
+        {"solver": "lu"},
+        {"receiver_features": "hidden:0"},
+        {"layers": 0},
+        {"receiver_features": "hidden"},
+        {"max_tokens": 0},
+        {"stride": 0},
+        {"batch_tokens": -1},
+        {"sinks": -1},
+        {"candidates": 2},
+        {"lambdas": ()},
+        {"lambdas": (0.0,)},
+        {"lambdas": (1.0, float("nan"))},
+        {"precision": "float16"},
+        {"weights_dtype": "int8"},
+        {"fractions": (0.9, 0.1, 0.0)},
+        {"fractions": (0.5, 0.1, 0.1)},
+        {"cosine_documents": -1},
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_means_nothing_is_refused(wrong):
     with pytest.raises(UsageError):
         FitConfig(**wrong)
@@ -89,6 +116,8 @@ def test_a_configuration_that_means_nothing_is_refused(wrong):
 
 def test_budgets_and_places_leave_the_configuration_that_an_asset_names():
     plain = FitConfig()
-    moved = FitConfig(memory_bytes=1, spill_bytes=2, spill_folder="/elsewhere", one_at_a_time=True, force=True)
+    moved = FitConfig(
+        memory_bytes=1, spill_bytes=2, spill_folder="/elsewhere", one_at_a_time=True, force=True
+    )
     assert plain.to_json() == moved.to_json()
     assert plain.to_json() != FitConfig(layers=3).to_json()

@@ -44,7 +44,9 @@ def test_normal_equals_centring_everything_at_once(layout, rows, gathered):
     same(whole(gathered(layout, x, y)), plain(layout, x, y))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(cuts=st.lists(st.integers(0, 40), max_size=6), seed=st.integers(0, 5))
 def test_streaming_in_any_pieces_equals_one_batch(layout, rows, gathered, cuts, seed):
     x, y = rows(layout, 40, seed, offset=2)
@@ -54,9 +56,13 @@ def test_streaming_in_any_pieces_equals_one_batch(layout, rows, gathered, cuts, 
     same(whole(moments), whole(gathered(layout, x, y)))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(order=st.permutations(range(5)), left=st.integers(1, 4), empty=st.booleans())
-def test_merging_in_any_order_and_nesting_equals_one_batch(layout, rows, gathered, order, left, empty):
+def test_merging_in_any_order_and_nesting_equals_one_batch(
+    layout, rows, gathered, order, left, empty
+):
     x, y = rows(layout, 45, offset=5)
     x[9:18] += 40
     parts = [gathered(layout, x[i::5], y[i::5]) for i in range(5)]
@@ -95,7 +101,9 @@ def test_equals_ridge_in_fp64(layout, rows, penalty):
     own = whole(moments)
     weights = cholesky(own.xx, own.xy, [penalty])[0][0]
     columns = torch.cat([x[:, layout.input_at[key]] for key in ALL], dim=1)
-    oracle = Ridge(alpha=penalty, solver="cholesky").fit(columns.numpy(), y[:, layout.target_at[K]].numpy())
+    oracle = Ridge(alpha=penalty, solver="cholesky").fit(
+        columns.numpy(), y[:, layout.target_at[K]].numpy()
+    )
     np.testing.assert_allclose(weights.numpy(), oracle.coef_.T, atol=1e-8)
     np.testing.assert_allclose(own.bias(weights).numpy(), oracle.intercept_, atol=1e-8)
 
@@ -114,7 +122,9 @@ def test_equals_ridge_in_float32_with_a_mean_of_a_thousand_deviations(layout, ro
     expected = torch.from_numpy(oracle.predict(columns.numpy()))
     for own in (whole(moments), whole(halves[0])):
         weights = cholesky(own.xx, own.xy, [1.0])[0][0]
-        np.testing.assert_allclose(weights.numpy(), oracle.coef_.T, atol=1e-4 * float(np.abs(oracle.coef_).max()))
+        np.testing.assert_allclose(
+            weights.numpy(), oracle.coef_.T, atol=1e-4 * float(np.abs(oracle.coef_).max())
+        )
         assert float(((own.x_mean - columns.mean(0)).abs() / columns.std(0)).max()) < 1e-6
         assert float(((own.y_mean - target.mean(0)).abs() / target.std(0)).max()) < 1e-6
         found = columns @ weights + own.bias(weights)
@@ -169,7 +179,9 @@ def test_symmetric_products_are_gathered_once(layout):
     p, q = sum(w for _, w in layout.inputs), sum(w for _, w in layout.targets)
     assert held + 8 * (2 * p + 3 * q) == layout.nbytes
     assert held < 8 * (p * p + p * q)
-    assert not any(a != b and a in layout.partners[b] for a in layout.partners for b in layout.partners[a])
+    assert not any(
+        a != b and a in layout.partners[b] for a in layout.partners for b in layout.partners[a]
+    )
 
 
 def test_blocks_beyond_the_candidates_are_refused(geometry, rows, gathered):
@@ -191,7 +203,10 @@ def test_fewer_candidates_give_the_same_slices(geometry, rows, gathered):
     assert some.nbytes < full.nbytes
     x, y = rows(full, 25, offset=1)
     support = [(FEATURES, None), *(((layer, "v"), None) for layer in sorted(some.reads[1, "v"]))]
-    same(gathered(some, x, y).normal(support, (1, "v")), gathered(full, x, y).normal(support, (1, "v")))
+    same(
+        gathered(some, x, y).normal(support, (1, "v")),
+        gathered(full, x, y).normal(support, (1, "v")),
+    )
 
 
 def test_misuse_is_refused(layout, rows, geometry, gathered):
@@ -214,7 +229,9 @@ def test_squared_error_and_r2_equal_residuals_for_any_map(layout, rows, gathered
     columns = torch.cat([x[:, layout.input_at[key]] for key in ALL], dim=1)
     target = y[:, layout.target_at[K]]
     generator = torch.Generator().manual_seed(1)
-    weights = 0.1 * torch.randn(columns.shape[1], target.shape[1], generator=generator, dtype=torch.float64)
+    weights = 0.1 * torch.randn(
+        columns.shape[1], target.shape[1], generator=generator, dtype=torch.float64
+    )
     bias = torch.randn(target.shape[1], generator=generator, dtype=torch.float64)
     squared = (target - columns @ weights - bias).square().sum(0)
     torch.testing.assert_close(own.squared_error(weights, bias), squared, rtol=1e-9, atol=1e-9)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbridge.cache.prefill import capture
 from kvbridge.fitting.scores import PROBE, Residuals, Scores, attention_cosine, attention_probe
-from kvbridge.models import Model
-from kvbridge.prefill import capture
+from kvbridge.model.load import Model
 from tests.models import SENTENCES, tiny
 
 KINDS = ("llama", "gemma3", "gpt2", "phi3_sliding", "qwen3")
@@ -51,7 +51,10 @@ def test_residuals_equal_a_plain_calculation_in_any_pieces(geometry):
 
 
 def test_means_leave_dead_dimensions_out_and_json_says_null():
-    r2 = {(0, "k"): torch.tensor([[0.5, math.nan], [-3.0, 1.0]]), (0, "v"): torch.full((1, 2), math.nan)}
+    r2 = {
+        (0, "k"): torch.tensor([[0.5, math.nan], [-3.0, 1.0]]),
+        (0, "v"): torch.full((1, 2), math.nan),
+    }
     scores = Scores(r2, [0.25], rows=10, documents=2)
     assert scores.mean_r2(0, "k") == pytest.approx(-0.5)
     assert scores.mean_r2(0, "v") is None
@@ -83,7 +86,12 @@ def test_attention_cosine_equals_a_plain_loop(kind, sinks):
     seen: dict[int, tuple[Tensor, Tensor, Tensor, float]] = {}
 
     def keep(layer, query, key, value, mask, scaling):
-        seen[layer] = (query[0].double(), key[0].double(), value[0].double(), scaling or query.shape[-1] ** -0.5)
+        seen[layer] = (
+            query[0].double(),
+            key[0].double(),
+            value[0].double(),
+            scaling or query.shape[-1] ** -0.5,
+        )
 
     with torch.no_grad(), attention_probe(model, keep):
         model.decoder(input_ids=ids[None], use_cache=False)
@@ -134,4 +142,6 @@ def test_the_probe_restores_the_attention_even_on_an_error(kind):
     with pytest.raises(RuntimeError, match="observed"), attention_probe(model, fail):
         model.decoder(input_ids=model.encode(TEXT).ids[None])
     assert model.model.config._attn_implementation == before != PROBE
-    assert [m.config._attn_implementation for m in model.model.modules() if hasattr(m, "config")] == modules
+    assert [
+        m.config._attn_implementation for m in model.model.modules() if hasattr(m, "config")
+    ] == modules

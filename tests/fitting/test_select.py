@@ -31,16 +31,26 @@ def planted_reads(sender_layers: int, receiver_layers: int) -> dict[int, dict[in
 
 @pytest.mark.parametrize("selection", SELECTORS)
 @pytest.mark.parametrize("candidates", [None, 4])
-def test_every_selector_finds_a_planted_dependence_on_two_layers(selection, candidates, geometry, planted):
+def test_every_selector_finds_a_planted_dependence_on_two_layers(
+    selection, candidates, geometry, planted
+):
     sender, receiver = geometry("s", 6), geometry("r", 3)
     reads = planted_reads(6, 3)
-    config = FitConfig(layers=2, selection=selection, receiver_features="none", lambdas=LAMBDAS, candidates=candidates)
+    config = FitConfig(
+        layers=2,
+        selection=selection,
+        receiver_features="none",
+        lambdas=LAMBDAS,
+        candidates=candidates,
+    )
     data = planted(sender, receiver, reads, candidates=2 if selection == "nearest" else candidates)
     maps = solve_maps(sender, receiver, data.train, data.validation, config)
     for layer, sources in reads.items():
         for stream in ("k", "v"):
             assert support(maps, layer, stream) == tuple(sorted(sources))
-            own = data.validation.normal([((i, stream), None) for i in sorted(sources)], (layer, stream))
+            own = data.validation.normal(
+                [((i, stream), None) for i in sorted(sources)], (layer, stream)
+            )
             group = maps.translator.maps[layer, stream][0]
             assert float(own.r2(group.W.double(), group.b.double()).min()) > 0.999
 
@@ -124,9 +134,16 @@ def test_penalty_is_relative_to_the_scale_of_the_inputs(geometry, planted):
 def test_validation_rows_do_not_enter_the_maps(geometry, planted):
     sender, receiver = geometry("s", 2), geometry("r", 1)
     config = FitConfig(layers=2, selection="nearest", receiver_features="none", lambdas=(1e-3,))
-    one, other = planted(sender, receiver, {0: {0: 1.0}}), planted(sender, receiver, {0: {0: 1.0}}, seed=9)
+    one, other = (
+        planted(sender, receiver, {0: {0: 1.0}}),
+        planted(sender, receiver, {0: {0: 1.0}}, seed=9),
+    )
     a = solve_maps(sender, receiver, one.train, one.validation, config).translator.maps[0, "k"][0].W
-    b = solve_maps(sender, receiver, one.train, other.validation, config).translator.maps[0, "k"][0].W
+    b = (
+        solve_maps(sender, receiver, one.train, other.validation, config)
+        .translator.maps[0, "k"][0]
+        .W
+    )
     assert torch.equal(a, b)
 
 
@@ -145,13 +162,17 @@ def test_the_token_only_control_reads_no_sender(features, geometry, planted):
         assert group.W.shape == (5, 8)
     held = data.validation.normal([(FEATURES, None)], (0, "k"))
     group = controls.maps[0, "k"][0]
-    assert float(held.r2(group.W.double(), group.b.double()).max()) < 0.2, "nothing planted reads the features"
+    assert float(held.r2(group.W.double(), group.b.double()).max()) < 0.2, (
+        "nothing planted reads the features"
+    )
 
 
 def test_largest_map_counts_the_inputs_of_the_widest_group(geometry):
     sender, receiver = geometry("s", 4), geometry("r", 4, 4)
     config = FitConfig(layers=3, receiver_features="none")
     assert largest_map(sender, receiver, config) == 3 * 8
-    assert largest_map(sender, receiver, replace(config, receiver_features="embeddings")) == 3 * 8 + 5
+    assert (
+        largest_map(sender, receiver, replace(config, receiver_features="embeddings")) == 3 * 8 + 5
+    )
     assert largest_map(sender, receiver, replace(config, layers=9)) == 4 * 8
     assert largest_map(sender, receiver, replace(config, family="head-local")) == 3 * 4

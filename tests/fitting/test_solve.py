@@ -51,7 +51,9 @@ def test_equals_a_plain_loop(solver):
                 slow[i][c] = value
         if moved < 1e-13:
             break
-    torch.testing.assert_close(weights, torch.tensor(slow, dtype=torch.float64), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        weights, torch.tensor(slow, dtype=torch.float64), rtol=1e-8, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -86,7 +88,9 @@ def test_arguments_are_not_modified(solver):
 @pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "cholesky"])
 def test_all_solvers_agree(solver):
     _, _, xx, xy = problem(30, 8)
-    for a, b in zip(SOLVERS[solver](xx, xy, PENALTIES)[0], cholesky(xx, xy, PENALTIES)[0], strict=True):
+    for a, b in zip(
+        SOLVERS[solver](xx, xy, PENALTIES)[0], cholesky(xx, xy, PENALTIES)[0], strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 

@@ -9,14 +9,14 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge
+from kvbridge.cache.snapshot import build_cache
 from kvbridge.fitting.scores import attention_probe
-from kvbridge.gates.attention import expected_error
-from kvbridge.gates.calibrate import gather
-from kvbridge.gates.costs import QUERIES
-from kvbridge.gates.passing import Sample, requests_of, watch
-from kvbridge.gates.reading import Inapplicable, Reading
+from kvbridge.gates.calibrate.job import gather
+from kvbridge.gates.calibrate.passing import Sample, requests_of, watch
 from kvbridge.gates.signals import SIGNALS
-from kvbridge.snapshot import build_cache
+from kvbridge.gates.signals.attention import expected_error
+from kvbridge.gates.signals.costs import QUERIES
+from kvbridge.gates.signals.reading import Inapplicable, Reading
 from tests.gates.conftest import PLAN, Pair
 from tests.models import random_texts, tiny
 
@@ -51,7 +51,10 @@ def drawn(draw, q, k, v, allowed, uncertain, roots_k, roots_v, turn=lambda x: x,
     """Mean squared movement of the outputs over `count` draws of residuals with those covariance roots `[heads, w, w]`."""
     own, total = attend(q, k, v, allowed), 0.0
     for _ in range(count):
-        noise = [torch.einsum("thw,hxw->thx", torch.randn(TOKENS, HEADS, WIDTH, generator=draw), r) for r in (roots_k, roots_v)]  # fmt: skip
+        noise = [
+            torch.einsum("thw,hxw->thx", torch.randn(TOKENS, HEADS, WIDTH, generator=draw), r)
+            for r in (roots_k, roots_v)
+        ]
         dk, dv = turn(noise[0]) * uncertain[:, None, None], noise[1] * uncertain[:, None, None]
         total = total + (attend(q, k + dk, v + dv, allowed) - own).square().sum(-1)
     return total / count
@@ -60,7 +63,10 @@ def drawn(draw, q, k, v, allowed, uncertain, roots_k, roots_v, turn=lambda x: x,
 def test_prediction_is_what_drawn_residuals_do():
     draw, q, k, v, allowed, uncertain = setting()
     for keys, values in ((2e-3, 1e-9), (1e-9, 2e-3), (1e-3, 1e-3)):
-        sigma_k, sigma_v = (torch.stack([covariance(draw, WIDTH, (h + 1) * s) for h in range(HEADS)]) for s in (keys, values))  # fmt: skip
+        sigma_k, sigma_v = (
+            torch.stack([covariance(draw, WIDTH, (h + 1) * s) for h in range(HEADS)])
+            for s in (keys, values)
+        )
         roots = [torch.linalg.cholesky(s + 1e-12 * torch.eye(WIDTH)) for s in (sigma_k, sigma_v)]
         expected = drawn(draw, q, k, v, allowed, uncertain, *roots)
         trace = sigma_v.diagonal(dim1=1, dim2=2).sum(1)
@@ -80,8 +86,12 @@ def test_the_position_average_serves_rotated_residuals():
     )  # rows: R_j applied to e_i
     exact = torch.einsum("jiw,ik,jkx->jwx", turned, content, turned)
     average = exact.mean(0)[None]
-    sample = rotation.rotate((torch.randn(300, 40, width, generator=draw) @ root.T), positions, 1).flatten(0, 1)
-    assert torch.allclose(sample.T @ sample / len(sample), average[0], atol=1e-4), "what gathering cached rows gives"
+    sample = rotation.rotate(
+        (torch.randn(300, 40, width, generator=draw) @ root.T), positions, 1
+    ).flatten(0, 1)
+    assert torch.allclose(sample.T @ sample / len(sample), average[0], atol=1e-4), (
+        "what gathering cached rows gives"
+    )
     ratios = []
     for seed in range(12):
         draw.manual_seed(seed)
@@ -92,7 +102,9 @@ def test_the_position_average_serves_rotated_residuals():
         weights = (q[:, 0] @ k[:, 0].T).softmax(-1)
         output = weights @ v[:, 0]
         forms = torch.einsum("nw,jwx,nx->nj", q[:, 0], exact, q[:, 0])
-        truth = (weights.square() * forms * (v[:, 0][None] - output[:, None]).square().sum(-1)).sum(-1)
+        truth = (weights.square() * forms * (v[:, 0][None] - output[:, None]).square().sum(-1)).sum(
+            -1
+        )
         ratios.append(found[:, 0] / truth)
     middle = torch.cat(ratios).log()
     assert abs(float(middle.mean())) < 0.1
@@ -104,13 +116,18 @@ def sliding(tmp_path_factory):
     """A llama to a receiver of Gemma's kind: windows of 8 tokens in every other layer, query norms, its own scaling."""
     sender, receiver = tiny("llama", 0), tiny("gemma3", 1)
     texts = random_texts(30, 260, seed=9)
-    rows = [{"id": str(i), "text": t, "split": ("train", "train", "train", "validation", "test")[i % 5]} for i, t in enumerate(texts[:20])]  # fmt: skip
+    rows = [
+        {"id": str(i), "text": t, "split": ("train", "train", "train", "validation", "test")[i % 5]}
+        for i, t in enumerate(texts[:20])
+    ]
     folder = tmp_path_factory.mktemp("sliding") / "asset"
     config = kvbridge.FitConfig(layers=2, max_tokens=120, force=True, cosine_documents=0)
     kvbridge.save_asset(kvbridge.fit(sender, receiver, rows, config=config), folder)
     asset = kvbridge.load_asset(folder)
     bridge = Bridge(asset, sender=sender, receiver=receiver)
-    extras = gather(bridge, [Sample(str(i), str(i), t, (len(t) - 40,)) for i, t in enumerate(texts[:10])], PLAN)
+    extras = gather(
+        bridge, [Sample(str(i), str(i), t, (len(t) - 40,)) for i, t in enumerate(texts[:10])], PLAN
+    )
     return Pair(sender, receiver, asset, extras, texts[20:])
 
 
@@ -124,11 +141,15 @@ def test_signal_is_a_plain_loop_over_the_models_own_queries(which, request):
     seen = {}
     first = cached - QUERIES
     cache = build_cache(model, [{n: t[:first] for n, t in x.items()} for x in evidence.repaired])
-    with attention_probe(model, lambda layer, q, k, v, mask, scaling: seen.__setitem__(layer, q[0] * scaling)):
+    with attention_probe(
+        model, lambda layer, q, k, v, mask, scaling: seen.__setitem__(layer, q[0] * scaling)
+    ):
         model.model(
-            input_ids=evidence.ids[None, first:cached], past_key_values=cache, use_cache=True,
+            input_ids=evidence.ids[None, first:cached],
+            past_key_values=cache,
+            use_cache=True,
             attention_mask=torch.ones((1, cached), dtype=torch.int64),
-        )  # fmt: skip
+        )
     chosen, layers = set(evidence.chosen.tolist()), []
     for layer in range(evidence.exact_layers, len(model.layers)):
         keys, values = (evidence.repaired[layer][n].double() for n in ("k", "v"))
@@ -145,7 +166,14 @@ def test_signal_is_a_plain_loop_over_the_models_own_queries(which, request):
                 form = float(q @ extras.residual_k[layer][kv].double() @ q)
                 for a, j in zip(weights.tolist(), places, strict=True):
                     if j not in chosen:
-                        error += a * a * (float(extras.residual_v[layer][kv]) + form * float((values[j, kv] - output).square().sum()))  # fmt: skip
+                        error += (
+                            a
+                            * a
+                            * (
+                                float(extras.residual_v[layer][kv])
+                                + form * float((values[j, kv] - output).square().sum())
+                            )
+                        )
                 square += float(output.square().sum())
             shares.append(error / square)
         layers.append(sum(shares) / len(shares))
@@ -166,8 +194,12 @@ def test_gathered_residuals_are_those_of_the_rows(pair):
             found.append(seen.evidence.translated[layer][name][rows] - own[layer][name][rows])
     k, v = (torch.cat(errors[n]).double().numpy() for n in ("k", "v"))
     for head in range(k.shape[1]):
-        assert extras.residual_k[layer][head].numpy() == pytest.approx(k[:, head].T @ k[:, head] / len(k), rel=1e-4, abs=1e-6)  # fmt: skip
-        assert float(extras.residual_v[layer][head]) == pytest.approx((v[:, head] ** 2).sum(1).mean(), rel=1e-4)
+        assert extras.residual_k[layer][head].numpy() == pytest.approx(
+            k[:, head].T @ k[:, head] / len(k), rel=1e-4, abs=1e-6
+        )
+        assert float(extras.residual_v[layer][head]) == pytest.approx(
+            (v[:, head] ** 2).sum(1).mean(), rel=1e-4
+        )
 
 
 def test_without_queries_or_covariance_the_signal_says_so(pair):
@@ -180,6 +212,12 @@ def test_without_queries_or_covariance_the_signal_says_so(pair):
 def test_a_matrix_that_is_no_covariance_gives_no_negative_error():
     _, q, k, v, allowed, uncertain = setting()
     found, _ = expected_error(
-        q, k, v, allowed, uncertain.float(), -torch.eye(WIDTH).expand(HEADS, -1, -1), torch.zeros(HEADS)
+        q,
+        k,
+        v,
+        allowed,
+        uncertain.float(),
+        -torch.eye(WIDTH).expand(HEADS, -1, -1),
+        torch.zeros(HEADS),
     )
     assert bool((found >= 0).all())

@@ -12,19 +12,21 @@ from sklearn.metrics import roc_auc_score
 
 from kvbridge import Bridge, RepairPlan
 from kvbridge.errors import DataError, UsageError
-from kvbridge.gates import calibrate as module
-from kvbridge.gates.calibrate import calibrate, read_signals
-from kvbridge.gates.calibration import load_calibration, save_calibration
-from kvbridge.gates.config import PARTS, GateConfig, part_of
-from kvbridge.gates.evaluate import auroc, detection, net_saving, table_of
-from kvbridge.gates.items import Attempt, Item, counts_at, routed, scores_of
-from kvbridge.gates.levels import fit_levels
-from kvbridge.gates.passing import Sample, watch
-from kvbridge.gates.policy import CalibratedGate
-from kvbridge.gates.score import fit_score
+from kvbridge.gates.calibrate import job as module
+from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
+from kvbridge.gates.calibrate.evaluate import auroc, detection, net_saving, table_of
+from kvbridge.gates.calibrate.items import Attempt, Item, counts_at, routed, scores_of
+from kvbridge.gates.calibrate.job import calibrate, read_signals
+from kvbridge.gates.calibrate.levels import fit_levels
+from kvbridge.gates.calibrate.passing import Sample, watch
+from kvbridge.gates.decide.calibration import load_calibration, save_calibration
+from kvbridge.gates.decide.policy import CalibratedGate
+from kvbridge.gates.decide.score import fit_score
 from tests.gates.conftest import PLAN
 
-CONFIG = GateConfig(alpha=0.1, lenient_alpha=0.2, delta=0.1, signals=("next_token", "length"), plans=(PLAN,))
+CONFIG = GateConfig(
+    alpha=0.1, lenient_alpha=0.2, delta=0.1, signals=("next_token", "length"), plans=(PLAN,)
+)
 
 
 def made(count, seed, *, signal=4.0, plans=1, base=-2.0):
@@ -56,14 +58,21 @@ def test_a_level_holds_and_covers_where_the_signal_is_good():
 
 
 def test_without_a_signal_nothing_holds():
-    assert fit_levels(made(800, 0, signal=0.0, base=0.0), made(800, 1, signal=0.0, base=0.0), CONFIG).strict is None
+    assert (
+        fit_levels(
+            made(800, 0, signal=0.0, base=0.0), made(800, 1, signal=0.0, base=0.0), CONFIG
+        ).strict
+        is None
+    )
 
 
 def test_the_guarantee_over_recalibrations():
     fresh = made(20_000, 3, signal=2.0)
     violations = found = 0
     for seed in range(30):
-        levels = fit_levels(made(250, 100 + seed, signal=2.0), made(250, 500 + seed, signal=2.0), CONFIG)
+        levels = fit_levels(
+            made(250, 100 + seed, signal=2.0), made(250, 500 + seed, signal=2.0), CONFIG
+        )
         if levels.strict is not None:
             score, damaged = routed(fresh, scores_of(fresh, levels.rungs), levels.stop)
             found += 1
@@ -79,9 +88,15 @@ def test_a_request_ends_on_the_first_rung_at_or_below_the_stop():
     assert score.tolist() == [0.1, 0.2, np.inf]
     assert damaged.tolist() == [items[0].attempts[0].damaged, items[1].attempts[1].damaged, False]
     assert [n for _, n, _ in counts_at(score, damaged, [0.0, 0.1, 0.3])] == [0, 1, 2]
-    assert routed(items, scores, 0.6)[0].tolist() == [0.1, 0.5, np.inf], "a better rung further up is not looked at"
+    assert routed(items, scores, 0.6)[0].tolist() == [0.1, 0.5, np.inf], (
+        "a better rung further up is not looked at"
+    )
     config = GateConfig(
-        alpha=0.1, delta=0.1, lenient_alpha=0.2, signals=CONFIG.signals, plans=(PLAN, RepairPlan(tail=30))
+        alpha=0.1,
+        delta=0.1,
+        lenient_alpha=0.2,
+        signals=CONFIG.signals,
+        plans=(PLAN, RepairPlan(tail=30)),
     )
     levels = fit_levels(made(600, 0, plans=2), made(600, 1, plans=2), config)
     assert len(levels.rungs) == 2
@@ -91,25 +106,73 @@ def test_a_request_ends_on_the_first_rung_at_or_below_the_stop():
 
 
 def test_a_rung_that_costs_more_than_a_prefill_is_not_tried():
-    levels = fit_levels(made(600, 0, plans=2), made(600, 1, plans=2), GateConfig(
-        alpha=0.1, delta=0.1, lenient_alpha=0.2, signals=CONFIG.signals, plans=(PLAN, RepairPlan(tail=30))))  # fmt: skip
-    dear = [Item(i.id, i.document, i.tokens, tuple(Attempt(a.columns, a.damaged, 600) for a in i.attempts), 1000) for i in made(20, 7, plans=2)]  # fmt: skip
+    levels = fit_levels(
+        made(600, 0, plans=2),
+        made(600, 1, plans=2),
+        GateConfig(
+            alpha=0.1,
+            delta=0.1,
+            lenient_alpha=0.2,
+            signals=CONFIG.signals,
+            plans=(PLAN, RepairPlan(tail=30)),
+        ),
+    )
+    dear = [
+        Item(
+            i.id,
+            i.document,
+            i.tokens,
+            tuple(Attempt(a.columns, a.damaged, 600) for a in i.attempts),
+            1000,
+        )
+        for i in made(20, 7, plans=2)
+    ]
     assert np.isinf(scores_of(dear, levels.rungs)[:, 1]).all()
 
 
 def test_the_ladder_ends_where_an_attempt_ended_before_the_gate():
     config = GateConfig(
-        alpha=0.1, delta=0.1, lenient_alpha=0.2, signals=CONFIG.signals, plans=(PLAN, RepairPlan(tail=30))
+        alpha=0.1,
+        delta=0.1,
+        lenient_alpha=0.2,
+        signals=CONFIG.signals,
+        plans=(PLAN, RepairPlan(tail=30)),
     )
     levels = fit_levels(made(600, 0, plans=2), made(600, 1, plans=2), config)
-    refused = [Item(i.id, i.document, 9, (Attempt(None, False), i.attempts[1]), 1000) for i in made(20, 7, plans=2)]
+    refused = [
+        Item(i.id, i.document, 9, (Attempt(None, False), i.attempts[1]), 1000)
+        for i in made(20, 7, plans=2)
+    ]
     assert np.isinf(scores_of(refused, levels.rungs)).all()
 
 
 def test_limits_refuse_what_no_right_cache_showed():
-    config = GateConfig(alpha=0.1, lenient_alpha=0.2, delta=0.1, signals=("next_token", "sender_tail"), plans=(PLAN,))
-    put = lambda items, value: [Item(i.id, i.document, 9, (Attempt({**i.attempts[0].columns, "sender_tail": value(n)}, i.attempts[0].damaged),)) for n, i in enumerate(items)]  # noqa: E731  # fmt: skip
-    levels = fit_levels(put(made(400, 0), lambda n: -5 + n / 1000), put(made(400, 1), lambda n: -5.0), config)
+    config = GateConfig(
+        alpha=0.1,
+        lenient_alpha=0.2,
+        delta=0.1,
+        signals=("next_token", "sender_tail"),
+        plans=(PLAN,),
+    )
+
+    def put(items, value):
+        return [
+            Item(
+                i.id,
+                i.document,
+                9,
+                (
+                    Attempt(
+                        {**i.attempts[0].columns, "sender_tail": value(n)}, i.attempts[0].damaged
+                    ),
+                ),
+            )
+            for n, i in enumerate(items)
+        ]
+
+    levels = fit_levels(
+        put(made(400, 0), lambda n: -5 + n / 1000), put(made(400, 1), lambda n: -5.0), config
+    )
     assert set(levels.rungs[0].limits) == {"sender_tail"}
     assert np.isinf(scores_of(put(made(50, 3), lambda n: -1.0), levels.rungs)).all()
     assert np.isfinite(scores_of(put(made(50, 3), lambda n: -5.0), levels.rungs)).all()
@@ -117,10 +180,31 @@ def test_limits_refuse_what_no_right_cache_showed():
 
 def test_a_number_that_is_missing_counts_as_refused():
     items = made(400, 0)
-    holed = [Item(i.id, i.document, 9, (Attempt({**i.attempts[0].columns, "length": math.nan if n < 2 else 0.1 * n}, i.attempts[0].damaged),)) for n, i in enumerate(items)]  # fmt: skip
+    holed = [
+        Item(
+            i.id,
+            i.document,
+            9,
+            (
+                Attempt(
+                    {**i.attempts[0].columns, "length": math.nan if n < 2 else 0.1 * n},
+                    i.attempts[0].damaged,
+                ),
+            ),
+        )
+        for n, i in enumerate(items)
+    ]
     levels = fit_levels(holed, made(400, 1), CONFIG)
     assert "length" in levels.signals
-    mostly = [Item(i.id, i.document, 9, (Attempt({**i.attempts[0].columns, "length": math.nan}, i.attempts[0].damaged),)) for i in items]  # fmt: skip
+    mostly = [
+        Item(
+            i.id,
+            i.document,
+            9,
+            (Attempt({**i.attempts[0].columns, "length": math.nan}, i.attempts[0].damaged),),
+        )
+        for i in items
+    ]
     assert fit_levels(mostly, made(400, 1), CONFIG).signals == ("next_token",)
 
 
@@ -128,7 +212,9 @@ def test_score_refuses_one_class_and_few_documents():
     with pytest.raises(DataError, match="damaged"):
         fit_score(("a",), [[0.0]] * 20, [False] * 20, [str(i) for i in range(20)])
     with pytest.raises(DataError):
-        fit_score(("a",), [[float(i)] for i in range(20)], [i % 2 == 0 for i in range(20)], ["one"] * 20)
+        fit_score(
+            ("a",), [[float(i)] for i in range(20)], [i % 2 == 0 for i in range(20)], ["one"] * 20
+        )
 
 
 def test_score_is_sklearns_probability():
@@ -138,7 +224,9 @@ def test_score_is_sklearns_probability():
     score, left_out = fit_score(("a", "b", "c"), x, y, [str(i) for i in range(300)])
     assert 0.7 < roc_auc_score(y, left_out) <= roc_auc_score(y, score.of(x)) + 0.01
     assert roc_auc_score(y, score.of(x)) > 0.75
-    assert score({"a": 1e9, "b": 0.0, "c": 0.0}) == score({"a": 1e12, "b": 0.0, "c": 0.0}), "cut off"
+    assert score({"a": 1e9, "b": 0.0, "c": 0.0}) == score({"a": 1e12, "b": 0.0, "c": 0.0}), (
+        "cut off"
+    )
 
 
 def test_figures_against_sklearn():
@@ -151,11 +239,24 @@ def test_figures_against_sklearn():
     assert table_of({"a": s, "b": np.full(200, np.nan)}, y).keys() == {"a"}
 
 
-@pytest.mark.parametrize("change", [
-    {"label": "x"}, {"alpha": 0.0}, {"delta": 1.0}, {"alpha": 0.3}, {"tau": float("nan")}, {"tau": -1.0}, {"signals": ("x",)}, {"signals": ()}, {"plans": ()}, {"plans": (PLAN, PLAN)},
-    {"signals": ("length", "length")}, {"plans": (RepairPlan(tail=49), RepairPlan(tail=17))},
-    {"plans": tuple(RepairPlan(tail=t) for t in range(1, 18))},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"label": "x"},
+        {"alpha": 0.0},
+        {"delta": 1.0},
+        {"alpha": 0.3},
+        {"tau": float("nan")},
+        {"tau": -1.0},
+        {"signals": ("x",)},
+        {"signals": ()},
+        {"plans": ()},
+        {"plans": (PLAN, PLAN)},
+        {"signals": ("length", "length")},
+        {"plans": (RepairPlan(tail=49), RepairPlan(tail=17))},
+        {"plans": tuple(RepairPlan(tail=t) for t in range(1, 18))},
+    ],
+)
 def test_configurations_that_mean_nothing(change):
     with pytest.raises(UsageError):
         GateConfig(**change)
@@ -169,10 +270,16 @@ def test_parts_follow_the_document():
 
 def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
     """Calibrated, saved, loaded; the gate then decides as the calibration's own arithmetic says."""
-    monkeypatch.setattr(module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[int(d) % 4])
-    samples = [Sample(str(i), str(i), t, tuple(range(80, 240, 11))) for i, t in enumerate(pair.texts)]
+    monkeypatch.setattr(
+        module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[int(d) % 4]
+    )
+    samples = [
+        Sample(str(i), str(i), t, tuple(range(80, 240, 11))) for i, t in enumerate(pair.texts)
+    ]
     middle = float(np.median([s.outcome.kl for s in watch(pair.bridge(), samples, PLAN)]))
-    config = GateConfig(label="kl", tau=middle, alpha=0.3, lenient_alpha=0.9, delta=0.3, plans=(PLAN,))
+    config = GateConfig(
+        label="kl", tau=middle, alpha=0.3, lenient_alpha=0.9, delta=0.3, plans=(PLAN,)
+    )
     found = calibrate(pair.bridge(), samples, config)
     save_calibration(found, tmp_path / "g")
     loaded = load_calibration(tmp_path / "g", pair.asset)
@@ -186,11 +293,17 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
     assert decision.calibration == loaded.digest
     with pytest.raises(UsageError, match="asset"):
         calibrate(
-            type(pair.bridge())(pair.asset.translator, sender=pair.sender, receiver=pair.receiver), samples, config
+            type(pair.bridge())(pair.asset.translator, sender=pair.sender, receiver=pair.receiver),
+            samples,
+            config,
         )
-    monkeypatch.setattr(module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[min(int(d), 3)])
+    monkeypatch.setattr(
+        module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[min(int(d), 3)]
+    )
     few = [Sample(str(i), str(i), t, (80,)) for i, t in enumerate(pair.texts[:4])]
-    with pytest.raises(DataError, match=r"128 sampled tokens.*--data.*--limit.* 4 accepted requests"):
+    with pytest.raises(
+        DataError, match=r"128 sampled tokens.*--data.*--limit.* 4 accepted requests"
+    ):
         calibrate(pair.bridge(), few, config)
     with pytest.raises(DataError, match=r"every part.*--data.*--limit"):
         calibrate(pair.bridge(), samples[:1], config)
@@ -198,14 +311,33 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
 
 def test_statistics_that_overflow_are_refused_before_anything_is_written(pair):
     """An asset whose factor is finite but whose projections are not: a calibration of it could not be loaded again."""
-    odd = {n: replace(f, directions=torch.full_like(f.directions, 3e38)) for n, f in pair.asset.factors.items()}
+    odd = {
+        n: replace(f, directions=torch.full_like(f.directions, 3e38))
+        for n, f in pair.asset.factors.items()
+    }
     bridge = Bridge(replace(pair.asset, factors=odd), sender=pair.sender, receiver=pair.receiver)
     samples = [Sample(str(i), str(i), t, (len(t) - 40,)) for i, t in enumerate(pair.texts[:6])]
-    with pytest.raises(DataError, match="NaN or infinity in sender rows in the asset's leverage factors"):
+    with pytest.raises(
+        DataError, match="NaN or infinity in sender rows in the asset's leverage factors"
+    ):
         module.gather(bridge, samples, PLAN)
 
 
 def test_no_signal_at_all_names_those_that_were_asked_for():
-    items = [Item(i.id, i.document, 9, (Attempt({"leverage": math.nan, "outside": math.nan, "corpus_distance": math.nan}, False),)) for i in made(40, 0)]  # fmt: skip
-    with pytest.raises(DataError, match=r"of the signals leverage none gave a number.*fit it again"):
+    items = [
+        Item(
+            i.id,
+            i.document,
+            9,
+            (
+                Attempt(
+                    {"leverage": math.nan, "outside": math.nan, "corpus_distance": math.nan}, False
+                ),
+            ),
+        )
+        for i in made(40, 0)
+    ]
+    with pytest.raises(
+        DataError, match=r"of the signals leverage none gave a number.*fit it again"
+    ):
         fit_levels(items, items, replace(CONFIG, signals=("leverage",)))

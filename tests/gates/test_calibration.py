@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvbridge.errors import AlreadyExists, CorruptFile, FileError, UnknownSchema
-from kvbridge.gates.calibration import BODY, TENSORS, load_calibration, save_calibration
+from kvbridge.gates.decide.calibration import BODY, TENSORS, load_calibration, save_calibration
 from kvbridge.geometry import digest_json
 from tests.gates.conftest import made_calibration
 from tests.hostile.forge import join_weights, reseal, split_weights
@@ -78,7 +78,9 @@ FORGED = {
     "text as number": put("rungs", 0, "score", "mean", 0, "1"),
     "true as number": put("rungs", 0, "score", "mean", 0, True),
     "unknown column": put("rungs", 0, "score", "columns", 0, "os.system"),
-    "column twice": lambda b: put("rungs", 0, "score", "columns", 0, b["rungs"][0]["score"]["columns"][1])(b),
+    "column twice": lambda b: put(
+        "rungs", 0, "score", "columns", 0, b["rungs"][0]["score"]["columns"][1]
+    )(b),
     "unknown signal": put("signals", 0, "psychic"),
     "signal twice": lambda b: b["signals"].append(b["signals"][0]),
     "no rung": put("rungs", []),
@@ -170,14 +172,18 @@ def test_another_schema_and_swapped_tensors(pair, saved, tmp_path):
 def test_numbers_that_are_none(pair, tmp_path, value):
     centre = {stream: t.clone() for stream, t in pair.extras.centre.items()}
     centre["v"][0] = value
-    save_calibration(made_calibration(pair, extras=replace(pair.extras, centre=centre)), tmp_path / "g")
+    save_calibration(
+        made_calibration(pair, extras=replace(pair.extras, centre=centre)), tmp_path / "g"
+    )
     with pytest.raises(CorruptFile, match=r"centre\.v"):
         load_calibration(tmp_path / "g", pair.asset)
 
 
 def test_wrong_shape(pair, tmp_path):
     centre = {**pair.extras.centre, "k": pair.extras.centre["k"][:3]}
-    save_calibration(made_calibration(pair, extras=replace(pair.extras, centre=centre)), tmp_path / "g")
+    save_calibration(
+        made_calibration(pair, extras=replace(pair.extras, centre=centre)), tmp_path / "g"
+    )
     with pytest.raises(CorruptFile, match=r"centre\.k"):
         load_calibration(tmp_path / "g", pair.asset)
 
@@ -187,6 +193,8 @@ def test_squares_below_zero(pair, tmp_path, stream):
     name = f"residual_{stream}"
     found = {layer: t.clone() for layer, t in getattr(pair.extras, name).items()}
     next(iter(found.values())).view(-1)[0] = -1.0
-    save_calibration(made_calibration(pair, extras=replace(pair.extras, **{name: found})), tmp_path / "g")
+    save_calibration(
+        made_calibration(pair, extras=replace(pair.extras, **{name: found})), tmp_path / "g"
+    )
     with pytest.raises(CorruptFile, match="squares"):
         load_calibration(tmp_path / "g", pair.asset)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvbridge.cli import main
+from kvbridge.cli.main import main
 from kvbridge.errors import DataError
-from kvbridge.gates.calibration import save_calibration
-from kvbridge.gates.guarantee import Tested as Passed
+from kvbridge.gates.decide.calibration import save_calibration
+from kvbridge.gates.decide.guarantee import Tested as Passed
+from kvbridge.gates.decide.score import Score
+from kvbridge.gates.decide.sealed import Rung
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.score import Score
-from kvbridge.gates.sealed import Rung
 from kvbridge.gates.signals import DEFAULT, SIGNALS
 from tests.gates.conftest import PLAN, made_calibration
 
@@ -90,22 +90,46 @@ def test_show(kvbridge, calibrated):
 def test_nothing_is_cut_at_eighty_columns(kvbridge, pair, tmp_path):
     passed = Passed(0.123456, 1234, 123, 0.01)
     auroc = {c: 0.5 for s in SIGNALS.values() for c in s.columns}
-    report = {**REPORT, "lenient": {**SEEN, "risk_ci": [0.1234, 0.4321]}, "strict": SEEN, "auroc": auroc}
-    save_calibration(made_calibration(pair, strict=passed, lenient=passed, report=report), tmp_path / "gate")
-    shown = kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / "gate", columns=80)[0]
+    report = {
+        **REPORT,
+        "lenient": {**SEEN, "risk_ci": [0.1234, 0.4321]},
+        "strict": SEEN,
+        "auroc": auroc,
+    }
+    save_calibration(
+        made_calibration(pair, strict=passed, lenient=passed, report=report), tmp_path / "gate"
+    )
+    shown = kvbridge(
+        "gate", "show", pair.asset.path, "--calibration", tmp_path / "gate", columns=80
+    )[0]
     tables = [line for line in shown.splitlines() if "digest" not in line]
     assert not [line for line in tables if "…" in line]
-    for word in ("all accepted", "123 of 1234", "12.3% to 43.2%", "coverage", "sender_early", *auroc):
+    for word in (
+        "all accepted",
+        "123 of 1234",
+        "12.3% to 43.2%",
+        "coverage",
+        "sender_early",
+        *auroc,
+    ):
         assert word in shown
 
 
 def test_a_calibration_that_holds_nothing_says_how_common_damage_is(kvbridge, pair, tmp_path):
-    for name, report, said in (("new", REPORT, True), ("old", {"items": 20}, False), ("none", {"items": 0}, False)):
-        save_calibration(made_calibration(pair, strict=None, lenient=None, report=report), tmp_path / name)
+    for name, report, said in (
+        ("new", REPORT, True),
+        ("old", {"items": 20}, False),
+        ("none", {"items": 0}, False),
+    ):
+        save_calibration(
+            made_calibration(pair, strict=None, lenient=None, report=report), tmp_path / name
+        )
         shown = kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / name)[0]
         assert ("damage is 30% of the report part (6 of 20)" in shown) == said
         assert "takes 149 accepted ones without a failure" in shown
-        body = json.loads(kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / name, "--json")[0])
+        body = json.loads(
+            kvbridge("gate", "show", pair.asset.path, "--calibration", tmp_path / name, "--json")[0]
+        )
         assert (body["damage"] is None) == (not said)
         assert ("of the report part" in body["refusal"]) == said
 
@@ -134,7 +158,9 @@ def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
     ],
 )
 def test_an_unknown_name_is_told_with_the_nearest(kvbridge, pair, tmp_path, given, found, near):
-    _, stderr = kvbridge("gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2)
+    _, stderr = kvbridge(
+        "gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2
+    )
     known = SIGNALS if given[0] == "--signals" else LABELS
     words = " ".join(stderr.split())
     assert f"of {', '.join(known)}, found {found}" in words
@@ -143,16 +169,30 @@ def test_an_unknown_name_is_told_with_the_nearest(kvbridge, pair, tmp_path, give
 
 def test_a_signal_given_twice_is_said_to_be(kvbridge, pair, tmp_path):
     given = ("--signals", "length,length")
-    _, stderr = kvbridge("gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2)
+    _, stderr = kvbridge(
+        "gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2
+    )
     assert "expected each signal once, found length, length" in stderr
 
 
 def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
-    monkeypatch.setattr("kvbridge.cli_run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.cli.run.models_of", lambda *_: [pair.sender, pair.receiver])
     asset, folder = calibrated
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n".join(pair.texts))
-    common = ("gate", "time", asset, "--calibration", folder, "--data", texts, "--tokens", 200, "--repeats", 1)
+    common = (
+        "gate",
+        "time",
+        asset,
+        "--calibration",
+        folder,
+        "--data",
+        texts,
+        "--tokens",
+        200,
+        "--repeats",
+        1,
+    )
     body = json.loads(kvbridge(*common, "--json", "--out", tmp_path / "speed.json")[0])
     speed = json.loads((tmp_path / "speed.json").read_text())
     assert speed == body["flops_per_ms"]
@@ -162,12 +202,16 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     assert "all signals: " in shown
     assert "default signals alone: " in shown
     assert "budget" not in shown, "it is defined at 2,048 tokens"
-    monkeypatch.setattr("kvbridge.cli_gate_show.TOKENS", 200)
+    monkeypatch.setattr("kvbridge.cli.gate_show.TOKENS", 200)
     assert "of a budget of 2%" in kvbridge(*common)[0]
-    save_calibration(made_calibration(pair, signals=("length", "next_token"), rungs=(Rung(PLAN, LENGTH, {}),)), tmp_path / "few")  # fmt: skip
+    save_calibration(
+        made_calibration(pair, signals=("length", "next_token"), rungs=(Rung(PLAN, LENGTH, {}),)),
+        tmp_path / "few",
+    )
     shown = kvbridge(*common[:4], tmp_path / "few", *common[5:])[0]
     assert (
-        f"default signals without {', '.join(n for n in DEFAULT if n not in ('length', 'next_token'))} (not in" in shown
+        f"default signals without {', '.join(n for n in DEFAULT if n not in ('length', 'next_token'))} (not in"
+        in shown
     )
 
 
@@ -186,21 +230,44 @@ def test_which_signals_are_calibrated(kvbridge, pair, tmp_path, monkeypatch, giv
         asked.append(config.signals)
         raise DataError("seen")
 
-    monkeypatch.setattr("kvbridge.cli_run.models_of", lambda *_: [pair.sender, pair.receiver])
-    monkeypatch.setattr("kvbridge.gates.calibrate.calibrate", refuse)
+    monkeypatch.setattr("kvbridge.cli.run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.gates.calibrate.job.calibrate", refuse)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n".join(pair.texts))
-    kvbridge("gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new", *given, code=1)
+    kvbridge(
+        "gate",
+        "calibrate",
+        pair.asset.path,
+        "--data",
+        texts,
+        "--out",
+        tmp_path / "new",
+        *given,
+        code=1,
+    )
     assert asked == [signals]
 
 
 def test_signals_that_gave_no_number_are_named(kvbridge, pair, tmp_path, monkeypatch):
     kept = tuple(s for s in DEFAULT if s != "leverage")
-    monkeypatch.setattr("kvbridge.cli_run.models_of", lambda *_: [pair.sender, pair.receiver])
-    monkeypatch.setattr("kvbridge.gates.calibrate.calibrate", lambda *_, **__: made_calibration(pair, signals=kept, report=REPORT, rungs=()))  # fmt: skip
-    monkeypatch.setattr("kvbridge.gates.calibration.load_calibration", lambda *_: made_calibration(pair, signals=kept, report=REPORT))  # fmt: skip
-    monkeypatch.setattr("kvbridge.asset.load_asset", lambda _: replace(pair.asset, factors={}))
+    monkeypatch.setattr("kvbridge.cli.run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr(
+        "kvbridge.gates.calibrate.job.calibrate",
+        lambda *_, **__: made_calibration(pair, signals=kept, report=REPORT, rungs=()),
+    )
+    monkeypatch.setattr(
+        "kvbridge.gates.decide.calibration.load_calibration",
+        lambda *_: made_calibration(pair, signals=kept, report=REPORT),
+    )
+    monkeypatch.setattr(
+        "kvbridge.asset.folder.load_asset", lambda _: replace(pair.asset, factors={})
+    )
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n".join(pair.texts))
-    _, said = kvbridge("gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new")
-    assert "left out: leverage: no number for this pair at every of these tails (the asset carries no factor" in said
+    _, said = kvbridge(
+        "gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new"
+    )
+    assert (
+        "left out: leverage: no number for this pair at every of these tails (the asset carries no factor"
+        in said
+    )

@@ -8,15 +8,15 @@ import pytest
 
 import kvbridge
 from kvbridge import Bridge
-from kvbridge.cost import prefill_flops
-from kvbridge.gates import calibrate as module
-from kvbridge.gates.config import GateConfig
-from kvbridge.gates.items import Attempt, Item, scores_of
-from kvbridge.gates.levels import fit_levels, report_of, whole
-from kvbridge.gates.policy import CalibratedGate
-from kvbridge.gates.score import Score
-from kvbridge.gates.sealed import Rung
-from kvbridge.repair import RepairPlan
+from kvbridge.gates.calibrate import job as module
+from kvbridge.gates.calibrate.config import GateConfig
+from kvbridge.gates.calibrate.items import Attempt, Item, scores_of
+from kvbridge.gates.calibrate.levels import fit_levels, report_of, whole
+from kvbridge.gates.decide.policy import CalibratedGate
+from kvbridge.gates.decide.score import Score
+from kvbridge.gates.decide.sealed import Rung
+from kvbridge.handoff.cost import prefill_flops
+from kvbridge.handoff.repair import RepairPlan
 from tests.gates.conftest import PLAN, Pair, made_calibration
 from tests.gates.test_calibrate import made
 
@@ -39,7 +39,9 @@ def test_only_parts_of_kept_signals_are_paid_for() -> None:
     assert whole([kept], ("length", "next_token")) == [kept]
     (bare,) = whole([item], ("length",))
     assert bare.attempts[0].flops == 100
-    (unknown,) = whole([Item("a", "d", 9, (Attempt(attempt().columns, False, 447),), 1000)], ("length",))
+    (unknown,) = whole(
+        [Item("a", "d", 9, (Attempt(attempt().columns, False, 447),), 1000)], ("length",)
+    )
     assert unknown.attempts[0].flops == 447, "without parts the sum stands"
 
 
@@ -53,10 +55,25 @@ def test_a_rung_is_affordable_by_what_the_kept_signals_cost() -> None:
 
 def test_the_reported_share_counts_kept_signals() -> None:
     items = [
-        Item(i.id, i.document, i.tokens, tuple(Attempt({**a.columns, "sender_tail": math.nan}, a.damaged, 447, SPENT) for a in i.attempts), 1000)
+        Item(
+            i.id,
+            i.document,
+            i.tokens,
+            tuple(
+                Attempt({**a.columns, "sender_tail": math.nan}, a.damaged, 447, SPENT)
+                for a in i.attempts
+            ),
+            1000,
+        )
         for i in made(400, 3)
-    ]  # fmt: skip
-    config = GateConfig(alpha=0.1, lenient_alpha=0.2, delta=0.1, signals=("next_token", "length", "sender_tail"), plans=(PLAN,))  # fmt: skip
+    ]
+    config = GateConfig(
+        alpha=0.1,
+        lenient_alpha=0.2,
+        delta=0.1,
+        signals=("next_token", "length", "sender_tail"),
+        plans=(PLAN,),
+    )
     found = fit_levels(items, items, config)
     assert found.signals == ("next_token", "length")
     assert report_of(whole(items, found.signals), found)["cost_share"] == 0.14
@@ -73,7 +90,9 @@ def test_a_calibration_predicts_the_flops_that_its_decisions_then_count(pair: Pa
     items = module.read_items(bridge, samples, calibration.extras, config)
     (item,) = whole(items, kept)
     text = pair.texts[0][: len(pair.texts[0]) // 2]
-    gated = Bridge(pair.asset, sender=pair.sender, receiver=pair.receiver, gate=CalibratedGate(calibration))
+    gated = Bridge(
+        pair.asset, sender=pair.sender, receiver=pair.receiver, gate=CalibratedGate(calibration)
+    )
     decision = gated.handoff(kvbridge.capture(pair.sender, text), text, repair=PLAN).decision
     assert item.attempts[0].flops == decision.predicted_flops
     assert item.attempts[0].flops < items[0].attempts[0].flops

@@ -7,16 +7,16 @@ import torch
 from transformers import DynamicCache
 
 from kvbridge import Bridge
-from kvbridge.features import early_kv
-from kvbridge.gates.calibrate import read_signals
-from kvbridge.gates.items import Attempt, Item, limits_of
-from kvbridge.gates.policy import CalibratedGate
-from kvbridge.gates.score import Score
-from kvbridge.gates.sealed import Rung
+from kvbridge.cache.features import early_kv
+from kvbridge.cache.prefill import run_decoder
+from kvbridge.cache.snapshot import KVSnapshot
+from kvbridge.gates.calibrate.items import Attempt, Item, limits_of
+from kvbridge.gates.calibrate.job import read_signals
+from kvbridge.gates.decide.policy import CalibratedGate
+from kvbridge.gates.decide.score import Score
+from kvbridge.gates.decide.sealed import Rung
 from kvbridge.gates.signals.residuals import ROUNDING, worst
-from kvbridge.models import Model
-from kvbridge.prefill import run_decoder
-from kvbridge.snapshot import KVSnapshot
+from kvbridge.model.load import Model
 from tests.gates.conftest import PLAN, Pair, made_calibration
 from tests.models import TEXT, tiny_causal, wrapped
 
@@ -42,7 +42,9 @@ def test_limits_of_prefilled_caches_let_grown_ones_pass(pair: Pair, chunk: int) 
     assert set(limits) == set(CHECKS)
     assert max(limits.values()) < -4, "an error of a tenth of a thousandth is still told"
     score = Score(("sender_first",), (0.0,), (1.0,), (0.0,), 0.0)
-    gate = CalibratedGate(made_calibration(pair, signals=CHECKS, rungs=(Rung(PLAN, score, limits),)))
+    gate = CalibratedGate(
+        made_calibration(pair, signals=CHECKS, rungs=(Rung(PLAN, score, limits),))
+    )
     bridge = Bridge(pair.asset, sender=pair.sender, receiver=pair.receiver, gate=gate)
     for text in pair.texts[12:18]:
         handoff = bridge.handoff(grown(pair.sender, text, chunk), text, repair=PLAN)
@@ -53,7 +55,9 @@ def test_limits_of_prefilled_caches_let_grown_ones_pass(pair: Pair, chunk: int) 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3", "mistral_sliding", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_first_layers_grown_one_by_one_differ_by_less_than_rounding(kind: str, dtype: torch.dtype) -> None:
+def test_first_layers_grown_one_by_one_differ_by_less_than_rounding(
+    kind: str, dtype: torch.dtype
+) -> None:
     model = wrapped(tiny_causal(kind, dtype=dtype))
     snapshot = grown(model, TEXT, 1)
     rows = torch.arange(len(snapshot) - 9, len(snapshot))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from kvbridge.errors import UsageError
-from kvbridge.gates.guarantee import (
+from kvbridge.gates.decide.guarantee import (
     conformal_threshold,
     fixed_sequence,
     interval,
@@ -40,7 +40,9 @@ def test_items_needed_is_the_least(failures, alpha, delta):
 @settings(max_examples=40, deadline=None)
 def test_tails_and_intervals_are_scipys(items, data):
     failures = data.draw(st.integers(0, items))
-    assert p_value(failures, items, 0.1) == pytest.approx(binomtest(failures, items, 0.1, "less").pvalue)
+    assert p_value(failures, items, 0.1) == pytest.approx(
+        binomtest(failures, items, 0.1, "less").pvalue
+    )
     exact = binomtest(failures, items).proportion_ci(0.95, "exact")
     assert interval(failures, items) == pytest.approx((exact.low, exact.high))
     one_sided = binomtest(failures, items, alternative="less").proportion_ci(0.95, "exact")
@@ -61,7 +63,9 @@ def test_a_fixed_sequence_stops_at_the_first_that_is_not_rejected():
     assert fixed_sequence(counts[1:], 0.02, 0.05) is None
 
 
-@pytest.mark.parametrize(("alpha", "delta"), [(0.0, 0.1), (1.0, 0.1), (0.1, 0.0), (0.1, 1.0), (float("nan"), 0.1)])
+@pytest.mark.parametrize(
+    ("alpha", "delta"), [(0.0, 0.1), (1.0, 0.1), (0.1, 0.0), (0.1, 1.0), (float("nan"), 0.1)]
+)
 def test_levels_are_checked(alpha, delta):
     with pytest.raises(UsageError):
         fixed_sequence([], alpha, delta)
@@ -81,8 +85,13 @@ def test_learn_then_test_keeps_its_word():
         violations += found is not None and found.threshold / 2 > alpha
     assert covered > 200
     assert binomtest(violations, 2000, delta, "greater").pvalue > 0.001
-    naive = sum(max((t for t in grid if damaged_share(rng, n, t) <= alpha), default=0) / 2 > alpha for _ in range(300))
-    assert naive > 300 * delta * 1.5, "taking the largest threshold that looks fine must break the promise"
+    naive = sum(
+        max((t for t in grid if damaged_share(rng, n, t) <= alpha), default=0) / 2 > alpha
+        for _ in range(300)
+    )
+    assert naive > 300 * delta * 1.5, (
+        "taking the largest threshold that looks fine must break the promise"
+    )
 
 
 def damaged_share(rng, n, t):

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import kvbridge
-from kvbridge.gates.continuing import Continuing
+from kvbridge.gates.calibrate.passing import Sample, requests_of, watch
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.outcomes import GREEDY, Outcome, Pending, compare
-from kvbridge.gates.passing import Sample, requests_of, watch
+from kvbridge.gates.labels.continuing import Continuing
+from kvbridge.gates.labels.outcomes import GREEDY, Outcome, Pending, compare
 from tests.gates.conftest import PLAN
 
 FINE = Outcome(False, GREEDY, 0.0, 0.0, True, True)
@@ -31,20 +31,27 @@ def test_labels_tell_damage_from_none(name):
     assert label.damaged(FINE, tau) is False
     assert label.damaged(DAMAGE[name], tau) is True
     assert label.about
-    assert all(LABELS[n].damaged(DAMAGE[n], LABELS[n].default or 0.0) for n in LABELS), "one case per label"
+    assert all(LABELS[n].damaged(DAMAGE[n], LABELS[n].default or 0.0) for n in LABELS), (
+        "one case per label"
+    )
 
 
 def test_labels_say_nothing_where_nothing_is_known():
     unknown = Outcome(True, 0, 1.0)
     assert LABELS["lost_answer"].damaged(unknown, 0) is None
     assert LABELS["loss_gap"].damaged(unknown, 0.1) is None
-    assert LABELS["lost_answer"].damaged(replace(FINE, native_right=False, translated_right=False), 0) is False
+    assert (
+        LABELS["lost_answer"].damaged(replace(FINE, native_right=False, translated_right=False), 0)
+        is False
+    )
 
 
 @pytest.mark.parametrize("name", ["kl", "loss_gap", "continuation"])
 def test_nan_is_damage(name):
     field = {"kl": "kl", "loss_gap": "gap", "continuation": "diverges"}[name]
-    assert LABELS[name].damaged(replace(FINE, **{field: float("nan")}), LABELS[name].default) is True
+    assert (
+        LABELS[name].damaged(replace(FINE, **{field: float("nan")}), LABELS[name].default) is True
+    )
 
 
 def test_a_cache_of_nan_is_damaged_under_every_label(pair):
@@ -55,7 +62,11 @@ def test_a_cache_of_nan_is_damaged_under_every_label(pair):
     answer = logs[0][0]
     zero = torch.zeros(1, dtype=torch.int64)
     outcome, wrong = compare(
-        pair.receiver, [Pending(int(ids[60]), native, bad, answer, True), Pending(int(ids[60]), bad, bad, zero, True)]
+        pair.receiver,
+        [
+            Pending(int(ids[60]), native, bad, answer, True),
+            Pending(int(ids[60]), bad, bad, zero, True),
+        ],
     )
     assert outcome.native_right
     assert not outcome.translated_right
@@ -69,7 +80,11 @@ def greedy(model, ids, count):
     with torch.no_grad():
         for _ in range(count):
             found.append(
-                int(model.model(torch.cat((ids, torch.tensor(found, dtype=torch.int64)))[None]).logits[0, -1].argmax())
+                int(
+                    model.model(torch.cat((ids, torch.tensor(found, dtype=torch.int64)))[None])
+                    .logits[0, -1]
+                    .argmax()
+                )
             )
     return found
 
@@ -78,10 +93,14 @@ def test_the_receivers_own_cache_is_never_damaged_and_unequal_lengths_go_togethe
     requests = [
         r
         for i, text in enumerate(pair.texts[:3])
-        for r in requests_of(Sample(str(i), str(i), text, (60 + 30 * i, 190)), pair.sender, pair.receiver)
+        for r in requests_of(
+            Sample(str(i), str(i), text, (60 + 30 * i, 190)), pair.sender, pair.receiver
+        )
     ]
     assert len({len(r.native[0]["k"]) for r in requests}) > 2
-    for outcome in compare(pair.receiver, [Pending(r.last, r.native, r.native, r.following) for r in requests]):
+    for outcome in compare(
+        pair.receiver, [Pending(r.last, r.native, r.native, r.following) for r in requests]
+    ):
         assert not outcome.flip
         assert outcome.diverges == GREEDY
         assert outcome.kl < 1e-5
@@ -96,7 +115,9 @@ def test_against_a_plain_loop(pair):
         native = greedy(pair.receiver, ids, GREEDY)
         handoff = pair.bridge().handoff(seen.request.snapshot, seen.request.text, repair=PLAN)
         ours = handoff.generate(GREEDY, do_sample=False)[0, len(ids) :].tolist()
-        same = next((i for i, (a, b) in enumerate(zip(native, ours, strict=False)) if a != b), GREEDY)
+        same = next(
+            (i for i, (a, b) in enumerate(zip(native, ours, strict=False)) if a != b), GREEDY
+        )
         assert seen.outcome.diverges == same
         assert seen.outcome.flip == (same == 0)
 

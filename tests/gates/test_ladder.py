@@ -10,13 +10,13 @@ import pytest
 
 import kvbridge
 from kvbridge import RepairPlan
-from kvbridge.gates import policy as policies
-from kvbridge.gates.config import GateConfig
-from kvbridge.gates.items import Attempt, Item
-from kvbridge.gates.levels import Levels, levels_of, report_of
-from kvbridge.gates.policy import CalibratedGate, Ladder, Policy
-from kvbridge.gates.score import Score
-from kvbridge.gates.sealed import Rung
+from kvbridge.gates.calibrate.config import GateConfig
+from kvbridge.gates.calibrate.items import Attempt, Item
+from kvbridge.gates.calibrate.levels import Levels, levels_of, report_of
+from kvbridge.gates.decide import policy as policies
+from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide.score import Score
+from kvbridge.gates.decide.sealed import Rung
 from tests.gates.conftest import made_calibration
 
 PLANS = (RepairPlan(tail=17), RepairPlan(tail=49))
@@ -52,18 +52,37 @@ def drawn(rng, count):
     """Items, and their scores `[items, 2]`."""
     kinds = [KINDS[k] for k in rng.choice(len(KINDS), count, p=[k.share for k in KINDS])]
     items = [
-        Item(str(i), str(i), 9, tuple(Attempt(columns(s), bool(rng.random() < d)) for s, d in zip(k.scores, k.damage, strict=True)))
+        Item(
+            str(i),
+            str(i),
+            9,
+            tuple(
+                Attempt(columns(s), bool(rng.random() < d))
+                for s, d in zip(k.scores, k.damage, strict=True)
+            ),
+        )
         for i, k in enumerate(kinds)
-    ]  # fmt: skip
+    ]
     return items, np.array([k.scores for k in kinds]) * (1 - 1e-9)
 
 
 def ladder_of(pair, found: Levels, policy: Policy):
     """The real Ladder and the real verdict; only signals are given, not read. Returns kind → (verdict, rung)."""
     calibration = made_calibration(
-        pair, rungs=found.rungs, stop=found.stop, strict=found.strict, lenient=found.lenient, signals=("length",)
+        pair,
+        rungs=found.rungs,
+        stop=found.stop,
+        strict=found.strict,
+        lenient=found.lenient,
+        signals=("length",),
     )
-    ladder = Ladder(pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=calibration, policy=policy)
+    ladder = Ladder(
+        pair.asset,
+        sender=pair.sender,
+        receiver=pair.receiver,
+        calibration=calibration,
+        policy=policy,
+    )
 
     def decided(kind):
         tried = []
@@ -71,7 +90,9 @@ def ladder_of(pair, found: Levels, policy: Policy):
         def handoff(snapshot, text, repair):
             number = [r.plan for r in found.rungs].index(repair)
             tried.append(number)
-            decision = CalibratedGate(calibration, policy)._verdict(found.rungs[number], columns(kind.scores[number]))
+            decision = CalibratedGate(calibration, policy)._verdict(
+                found.rungs[number], columns(kind.scores[number])
+            )
             return Handed(decision)
 
         ladder._bridges[""] = SimpleNamespace(handoff=handoff)
@@ -89,7 +110,9 @@ def levels(rng):
     """One recalibration on fresh requests."""
     (learn, ours), (test, theirs) = drawn(rng, 2000), drawn(rng, 2600)
     stop, strict, lenient = levels_of(learn, ours, test, theirs, CONFIG)
-    return Levels(tuple(Rung(p, SCORE, {}) for p in PLANS), ("length",), stop, strict, lenient, None)
+    return Levels(
+        tuple(Rung(p, SCORE, {}) for p in PLANS), ("length",), stop, strict, lenient, None
+    )
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(strict_only=True)])
@@ -101,8 +124,13 @@ def test_the_risk_of_what_the_ladder_uses_stays_below_alpha(pair, monkeypatch, p
     for _ in range(60):
         found = levels(rng)
         decided = [(k, *ladder_of(pair, found, policy)(k)) for k in KINDS]
-        for name, verdicts, alpha in (("use", ("use",), 0.02), ("accepted", ("use", "use_approximate"), 0.1)):
-            inside = [(k.share, k.damage[rung]) for k, verdict, rung in decided if verdict in verdicts]
+        for name, verdicts, alpha in (
+            ("use", ("use",), 0.02),
+            ("accepted", ("use", "use_approximate"), 0.1),
+        ):
+            inside = [
+                (k.share, k.damage[rung]) for k, verdict, rung in decided if verdict in verdicts
+            ]
             if inside:
                 held[name] += 1
                 broken[name] += sum(s * d for s, d in inside) / sum(s for s, _ in inside) > alpha
@@ -110,7 +138,9 @@ def test_the_risk_of_what_the_ladder_uses_stays_below_alpha(pair, monkeypatch, p
     assert max(broken.values()) <= 9, "3 are expected at most; beyond 9 lies less than 0.2 %"
 
 
-def test_the_report_routes_as_the_ladder_does_and_shows_the_approximate_ones_alone(pair, monkeypatch):
+def test_the_report_routes_as_the_ladder_does_and_shows_the_approximate_ones_alone(
+    pair, monkeypatch
+):
     monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
     rng = np.random.default_rng(1)
     found = levels(rng)
@@ -123,10 +153,15 @@ def test_the_report_routes_as_the_ladder_does_and_shows_the_approximate_ones_alo
         verdict, rung = by_score[tuple(a.columns["length"] for a in item.attempts)]
         counted[verdict][0] += 1
         counted[verdict][1] += item.attempts[rung].damaged
-    shown = {name: [report[name]["accepted"], report[name]["damaged"]] for name in ("strict", "lenient", "approximate")}
+    shown = {
+        name: [report[name]["accepted"], report[name]["damaged"]]
+        for name in ("strict", "lenient", "approximate")
+    }
     assert shown["strict"] == counted["use"]
     assert shown["approximate"] == counted["use_approximate"]
-    assert shown["lenient"] == [a + b for a, b in zip(counted["use"], counted["use_approximate"], strict=True)]
+    assert shown["lenient"] == [
+        a + b for a, b in zip(counted["use"], counted["use_approximate"], strict=True)
+    ]
     assert counted["use"][0] > 0
     assert counted["use_approximate"][0] > 0
 
@@ -182,7 +217,9 @@ def test_the_ladder_does_not_climb_after_another_refusal(pair):
 
 
 def test_tenants_have_their_own_policy(pair):
-    ladder = tails_of(pair, (11,), policies={"careful": Policy(strict_only=True), "off": Policy(enabled=False)})
+    ladder = tails_of(
+        pair, (11,), policies={"careful": Policy(strict_only=True), "off": Policy(enabled=False)}
+    )
     text = pair.texts[0]
     snapshot = kvbridge.capture(pair.sender, text)
     assert ladder.handoff(snapshot, text).decision.accepted

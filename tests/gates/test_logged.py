@@ -11,11 +11,11 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, Decision, RepairPlan
+from kvbridge.cache.provenance import discard
 from kvbridge.errors import UsageError
-from kvbridge.gates.audit import Counters, JsonLines, both
-from kvbridge.gates.policy import CalibratedGate, Ladder, Policy
-from kvbridge.models import Model
-from kvbridge.provenance import discard
+from kvbridge.gates.decide.audit import Counters, JsonLines, both
+from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
+from kvbridge.model.load import Model
 from tests.gates.conftest import PLAN, made_calibration
 from tests.gates.test_ladder import tails_of
 from tests.gates.test_policy import assert_dense, gate_of, handed, raising
@@ -56,7 +56,12 @@ def nan(pair):
 # What refuses: (snapshot, text, options of the bridge, reason).
 BEFORE = {
     "another text": lambda p: (own(p, 3), p.texts[0], {}, "text_mismatch"),
-    "another model": lambda p: (kvbridge.capture(p.receiver, p.texts[0]), p.texts[0], {}, "wrong_pair"),
+    "another model": lambda p: (
+        kvbridge.capture(p.receiver, p.texts[0]),
+        p.texts[0],
+        {},
+        "wrong_pair",
+    ),
     "a translation": lambda p: (translated(p), p.texts[0], {}, "lineage"),
     "a short text": lambda p: (kvbridge.capture(p.sender, "The"), "The", {}, "too_short"),
     "no room": lambda p: (own(p), p.texts[0], {"ledger": Full()}, "no_room"),
@@ -66,14 +71,24 @@ BEFORE = {
 
 
 def bridge_of(pair, gate, **options):
-    return Bridge(**{"asset": pair.asset, "sender": pair.sender, "receiver": pair.receiver, "gate": gate, **options})
+    return Bridge(
+        **{
+            "asset": pair.asset,
+            "sender": pair.sender,
+            "receiver": pair.receiver,
+            "gate": gate,
+            **options,
+        }
+    )
 
 
 @pytest.fixture
 def logged(tmp_path):
     """(log, lines): `lines()` reads what was written so far."""
     path = tmp_path / "log.jsonl"
-    return JsonLines(path), lambda: [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+    return JsonLines(
+        path
+    ), lambda: [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(shadow=True), Policy(enabled=False)])
@@ -82,7 +97,9 @@ def test_a_refusal_before_the_gate_is_one_line_and_one_count(pair, logged, name,
     prometheus = pytest.importorskip("prometheus_client")
     registry = prometheus.CollectorRegistry()
     log, lines = logged
-    gate = gate_of(pair, log=both(log, Counters(registry)), tenant="a", policy=policy, now=lambda: 5.0)
+    gate = gate_of(
+        pair, log=both(log, Counters(registry)), tenant="a", policy=policy, now=lambda: 5.0
+    )
     snapshot, text, options, reason = BEFORE[name](pair)
     done = bridge_of(pair, gate, **options).handoff(snapshot, text, repair=PLAN)
     assert_dense(pair, done, reason)
@@ -103,7 +120,7 @@ def test_a_repair_that_ends_in_nan_is_logged(pair, logged, monkeypatch):
     def broken(receiver, ids, cache, chosen, following=None):
         cache[-1]["v"][0] = float("nan")
 
-    monkeypatch.setattr("kvbridge.bridge.recompute", broken)
+    monkeypatch.setattr("kvbridge.handoff.bridge.recompute", broken)
     assert_dense(pair, handed(pair, gate_of(pair, log=log)), "not_finite")
     assert [x["reason"] for x in lines()] == ["not_finite"]
 
@@ -121,15 +138,23 @@ def test_both_kinds_of_line_have_the_same_fields(pair, logged):
 def test_a_changed_model_is_logged_for_every_request_of_a_batch(pair, logged, monkeypatch):
     log, lines = logged
     monkeypatch.setattr(Model, "changed", lambda self: "dtype")
-    bridge_of(pair, gate_of(pair, log=log)).handoff_many([(own(pair, i), pair.texts[i]) for i in (0, 1)], repair=PLAN)
+    bridge_of(pair, gate_of(pair, log=log)).handoff_many(
+        [(own(pair, i), pair.texts[i]) for i in (0, 1)], repair=PLAN
+    )
     assert [x["reason"] for x in lines()] == ["contract_mismatch"] * 2
 
 
 @pytest.mark.parametrize(("ledger", "good"), [(Full(), "no_room"), (Room(), "gate_lenient")])
 def test_a_batch_leaves_one_line_per_request(pair, logged, ledger, good):
     log, lines = logged
-    requests = [(own(pair), pair.texts[0]), (own(pair, 3), pair.texts[1]), (own(pair, 2), pair.texts[2])]
-    done = bridge_of(pair, gate_of(pair, log=log), ledger=ledger).handoff_many(requests, repair=PLAN)
+    requests = [
+        (own(pair), pair.texts[0]),
+        (own(pair, 3), pair.texts[1]),
+        (own(pair, 2), pair.texts[2]),
+    ]
+    done = bridge_of(pair, gate_of(pair, log=log), ledger=ledger).handoff_many(
+        requests, repair=PLAN
+    )
     reasons = [h.decision.reason for h in done]
     assert reasons == [good, "text_mismatch", good]
     by_text = {x["text"]: x["reason"] for x in lines()}
@@ -139,14 +164,23 @@ def test_a_batch_leaves_one_line_per_request(pair, logged, ledger, good):
 
 def test_a_ladder_leaves_one_line_per_attempt(pair, logged):
     log, lines = logged
-    ladder = Ladder(pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=made_calibration(pair), log=log)
+    ladder = Ladder(
+        pair.asset,
+        sender=pair.sender,
+        receiver=pair.receiver,
+        calibration=made_calibration(pair),
+        log=log,
+    )
     ladder.handoff(own(pair, 3), pair.texts[0], tenant="b")
     ladder.handoff(own(pair), pair.texts[0], tenant="b")
-    assert [(x["reason"], x["tenant"]) for x in lines()] == [("text_mismatch", "b"), ("gate_lenient", "b")]
+    assert [(x["reason"], x["tenant"]) for x in lines()] == [
+        ("text_mismatch", "b"),
+        ("gate_lenient", "b"),
+    ]
 
 
 def test_every_rung_that_a_ladder_tries_is_a_line(pair, logged, monkeypatch):
-    monkeypatch.setattr("kvbridge.gates.policy.prefill_flops", lambda *_: 1 << 40)
+    monkeypatch.setattr("kvbridge.gates.decide.policy.prefill_flops", lambda *_: 1 << 40)
     log, lines = logged
     tails_of(pair, (31,), log=log).handoff(own(pair), pair.texts[0])
     tails_of(pair, (31,), log=log).handoff(own(pair, 3), pair.texts[0])
@@ -177,7 +211,11 @@ EXACT = {
     "shadow": ({"policy": Policy(shadow=True)}, "discard", "disabled"),
     "tenant off": ({"policy": Policy(enabled=False)}, "discard", "disabled"),
     "kill switch": ({"switch": lambda: False}, "discard", "disabled"),
-    "kill switch unreadable": ({"switch": raising(PermissionError(13, "denied"))}, "discard", "disabled"),
+    "kill switch unreadable": (
+        {"switch": raising(PermissionError(13, "denied"))},
+        "discard",
+        "disabled",
+    ),
 }
 
 
@@ -186,19 +224,29 @@ def test_an_exact_handoff_is_logged_and_switched_off_like_any_other(pair, logged
     log, lines = logged
     options, verdict, reason = EXACT[name]
     bridge = Bridge(
-        None, sender=pair.receiver, receiver=pair.receiver, gate=CalibratedGate(None, log=log, **options)
-    )  # fmt: skip
-    done = bridge.handoff(kvbridge.capture(pair.receiver, pair.texts[0]), pair.texts[0], repair=PLAN)
+        None,
+        sender=pair.receiver,
+        receiver=pair.receiver,
+        gate=CalibratedGate(None, log=log, **options),
+    )
+    done = bridge.handoff(
+        kvbridge.capture(pair.receiver, pair.texts[0]), pair.texts[0], repair=PLAN
+    )
     assert (done.decision.verdict, done.decision.reason) == (verdict, reason)
     assert (done.layers is None) == (verdict == "discard")
     (line,) = lines()
-    assert (line["verdict"], line["decided"]) == (verdict, "use" if name in ("plain", "shadow") else "discard")
+    assert (line["verdict"], line["decided"]) == (
+        verdict,
+        "use" if name in ("plain", "shadow") else "discard",
+    )
 
 
 def test_an_exact_handoff_that_cannot_be_logged_is_not_used(pair):
     gate = CalibratedGate(None, log=raising(OSError(28, "full")))
     bridge = Bridge(None, sender=pair.receiver, receiver=pair.receiver, gate=gate)
-    done = bridge.handoff(kvbridge.capture(pair.receiver, pair.texts[0]), pair.texts[0], repair=PLAN)
+    done = bridge.handoff(
+        kvbridge.capture(pair.receiver, pair.texts[0]), pair.texts[0], repair=PLAN
+    )
     assert_dense(pair, done, "fault")
 
 

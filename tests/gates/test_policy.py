@@ -11,9 +11,9 @@ import torch
 import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.errors import UsageError
-from kvbridge.gates.audit import Counters, JsonLines, both
-from kvbridge.gates.guarantee import Tested as Passed
-from kvbridge.gates.policy import CalibratedGate, Policy, file_switch
+from kvbridge.gates.decide.audit import Counters, JsonLines, both
+from kvbridge.gates.decide.guarantee import Tested as Passed
+from kvbridge.gates.decide.policy import CalibratedGate, Policy, file_switch
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.base import Signal
 from tests.gates.conftest import PLAN, made_calibration
@@ -27,7 +27,11 @@ def raising(error):
 
 
 def gate_of(pair, **changes):
-    options = {k: changes.pop(k) for k in list(changes) if k in ("policy", "log", "switch", "clock", "now", "tenant")}
+    options = {
+        k: changes.pop(k)
+        for k in list(changes)
+        if k in ("policy", "log", "switch", "clock", "now", "tenant")
+    }
     return CalibratedGate(made_calibration(pair, **changes), **options)
 
 
@@ -38,7 +42,9 @@ def handed(pair, gate, snapshot=None, text=None, plan=PLAN):
 
 
 def assert_dense(pair, handoff, reason):
-    assert (handoff.decision.verdict, handoff.decision.reason) == ("discard", reason), str(handoff.decision)
+    assert (handoff.decision.verdict, handoff.decision.reason) == ("discard", reason), str(
+        handoff.decision
+    )
     assert handoff.layers is None
     assert handoff.cached == 0
     assert torch.equal(handoff.remaining_ids[0], handoff.ids)
@@ -75,21 +81,44 @@ SETTINGS = {
     "another translator": (lambda p: gate_of(p, translator="0" * 64), "uncalibrated"),
     "changed sender": (lambda p: gate_of(p, sender="0" * 64), "contract_mismatch"),
     "changed receiver": (lambda p: gate_of(p, receiver="0" * 64), "contract_mismatch"),
-    "stale": (lambda p: gate_of(p, policy=Policy(valid_until=10.0), now=lambda: 11.0), "uncalibrated"),
+    "stale": (
+        lambda p: gate_of(p, policy=Policy(valid_until=10.0), now=lambda: 11.0),
+        "uncalibrated",
+    ),
     "tenant off": (lambda p: gate_of(p, policy=Policy(enabled=False)), "disabled"),
     "kill switch": (lambda p: gate_of(p, switch=lambda: False), "disabled"),
-    "kill switch that cannot be read": (lambda p: gate_of(p, switch=raising(PermissionError(13, "denied"))), "disabled"),
-    "kill switch with a name too long": (lambda p: gate_of(p, switch=file_switch("/tmp/" + "x" * 300)), "disabled"),
-    "kill switch under a file": (lambda p: gate_of(p, switch=file_switch(f"{__file__}/off")), "disabled"),
-    "a clock of nan": (lambda p: gate_of(p, policy=Policy(valid_until=10.0), now=lambda: float("nan")), "uncalibrated"),
+    "kill switch that cannot be read": (
+        lambda p: gate_of(p, switch=raising(PermissionError(13, "denied"))),
+        "disabled",
+    ),
+    "kill switch with a name too long": (
+        lambda p: gate_of(p, switch=file_switch("/tmp/" + "x" * 300)),
+        "disabled",
+    ),
+    "kill switch under a file": (
+        lambda p: gate_of(p, switch=file_switch(f"{__file__}/off")),
+        "disabled",
+    ),
+    "a clock of nan": (
+        lambda p: gate_of(p, policy=Policy(valid_until=10.0), now=lambda: float("nan")),
+        "uncalibrated",
+    ),
     "shadow": (lambda p: gate_of(p, policy=Policy(shadow=True)), "disabled"),
     "timeout": (lambda p: gate_of(p, policy=Policy(timeout_ms=5), clock=ticking(0.004)), "timeout"),
     "strict only": (lambda p: gate_of(p, policy=Policy(strict_only=True)), "uncalibrated"),
     "score above": (lambda p: gate_of(p, lenient=Passed(0.4, 400, 1, 0.01)), "gate_refused"),
-    "limit passed": (lambda p: gate_of(p, rungs=(replace(made_calibration(p).rungs[0], limits={"length": 0.1}),)), "gate_refused"),
-    "log on a full disk": (lambda p: gate_of(p, log=raising(OSError(28, "No space left on device"))), "fault"),
+    "limit passed": (
+        lambda p: gate_of(
+            p, rungs=(replace(made_calibration(p).rungs[0], limits={"length": 0.1}),)
+        ),
+        "gate_refused",
+    ),
+    "log on a full disk": (
+        lambda p: gate_of(p, log=raising(OSError(28, "No space left on device"))),
+        "fault",
+    ),
     "log cannot be opened": (lambda p: gate_of(p, log=JsonLines("/proc/nothing/log")), "fault"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -163,7 +192,8 @@ def test_a_dangling_link_switches_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("a bug"), KeyError("a bug"), RuntimeError("a bug"), AssertionError("a bug")]
+    "error",
+    [ValueError("a bug"), KeyError("a bug"), RuntimeError("a bug"), AssertionError("a bug")],
 )
 def test_a_bug_raises(pair, monkeypatch, error):
     with_signal(monkeypatch, raising(error))
@@ -181,7 +211,11 @@ def test_accepting(pair):
     )
     strict = handed(pair, gate_of(pair, strict=Passed(0.55, 400, 0, 0.01))).decision
     assert (strict.verdict, strict.threshold) == ("use", 0.55)
-    ungated = pair.bridge().handoff(kvbridge.capture(pair.sender, pair.texts[0]), pair.texts[0], repair=PLAN).decision
+    ungated = (
+        pair.bridge()
+        .handoff(kvbridge.capture(pair.sender, pair.texts[0]), pair.texts[0], repair=PLAN)
+        .decision
+    )
     assert lenient.predicted_flops > ungated.predicted_flops, "the gate's own work is counted"
 
 
@@ -195,17 +229,22 @@ def test_one_line_per_decision_and_counters(pair, tmp_path):
     decisions.append(handed(pair, gate, pair.wrong()[0]).decision)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(x["verdict"], x["decided"]) for x in lines] == [
-        ("use_approximate", "use_approximate"), ("discard", "use_approximate"), ("discard", "discard"),
-    ]  # fmt: skip
+        ("use_approximate", "use_approximate"),
+        ("discard", "use_approximate"),
+        ("discard", "discard"),
+    ]
     assert [x["reason"] for x in lines] == [d.reason for d in decisions]
     assert lines[0]["tenant"] == "a"
     assert lines[0]["time"] == 5.0
     assert lines[0]["signals"]["length"] > 0
     count = registry.get_sample_value(
-        "kvbridge_gate_decisions_total", {"tenant": "a", "verdict": "discard", "reason": "gate_refused"}
+        "kvbridge_gate_decisions_total",
+        {"tenant": "a", "verdict": "discard", "reason": "gate_refused"},
     )
     assert count == 1
-    assert registry.get_sample_value("kvbridge_gate_flops_total") == sum(x["gate_flops"] for x in lines)
+    assert registry.get_sample_value("kvbridge_gate_flops_total") == sum(
+        x["gate_flops"] for x in lines
+    )
 
 
 def test_the_file_switch_acts_at_once(pair, tmp_path):

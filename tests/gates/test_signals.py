@@ -11,15 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kvbridge
 from kvbridge import RepairPlan
-from kvbridge.cost import prefill_flops
-from kvbridge.gates import reading as module
-from kvbridge.gates.config import GateConfig
-from kvbridge.gates.costs import BUDGET, KNOWN, PARTS, SENDER_ROWS, Shape, early_layers
-from kvbridge.gates.extras import Extras
-from kvbridge.gates.reading import Inapplicable, Reading, head
+from kvbridge.cache.snapshot import build_cache
+from kvbridge.gates.calibrate.config import GateConfig
 from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.gates.signals import reading as module
+from kvbridge.gates.signals.costs import BUDGET, KNOWN, PARTS, SENDER_ROWS, Shape, early_layers
+from kvbridge.gates.signals.extras import Extras
+from kvbridge.gates.signals.reading import Inapplicable, Reading, head
 from kvbridge.geometry import Stream
-from kvbridge.snapshot import build_cache
+from kvbridge.handoff.cost import prefill_flops
 from tests.gates.conftest import PLAN
 from tests.models import EXACT_KINDS, TEXT, tiny
 
@@ -51,10 +51,20 @@ def test_columns_are_unique_and_parts_known():
 @pytest.mark.parametrize("name", SIGNALS)
 def test_reading_twice_gives_the_same_and_modifies_nothing(pair, name):
     evidence = pair.evidence()
-    before = [t.clone() for layers in (evidence.translated, evidence.repaired, evidence.snapshot.layers) for x in layers for t in x.values()]  # fmt: skip
+    before = [
+        t.clone()
+        for layers in (evidence.translated, evidence.repaired, evidence.snapshot.layers)
+        for x in layers
+        for t in x.values()
+    ]
     first = read(Reading(evidence, pair.extras), name)
     assert read(Reading(evidence, pair.extras), name) == first
-    after = [t for layers in (evidence.translated, evidence.repaired, evidence.snapshot.layers) for x in layers for t in x.values()]  # fmt: skip
+    after = [
+        t
+        for layers in (evidence.translated, evidence.repaired, evidence.snapshot.layers)
+        for x in layers
+        for t in x.values()
+    ]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -99,7 +109,11 @@ def test_early_layers_are_counted_as_they_run(pair):
     with FlopCounterMode(display=False) as counter:
         first = Reading(evidence, pair.extras)
         read(first, "sender_first")
-    assert first.spent["sender_first"] == counter.get_total_flops() == 2 * 48 * (64 + 32 + 32) * len(evidence.snapshot)
+    assert (
+        first.spent["sender_first"]
+        == counter.get_total_flops()
+        == 2 * 48 * (64 + 32 + 32) * len(evidence.snapshot)
+    )
     with FlopCounterMode(display=False) as counter:
         early = Reading(evidence, pair.extras)
         read(early, "sender_early")
@@ -148,17 +162,27 @@ def test_the_default_signals_cost_under_the_budget(pair):
     """Counted, at 2,048 tokens of the third-party pair: SmolLM2-135M to Gemma-3-270M, as their configurations say."""
     a, b = pair.sender.geometry, pair.receiver.geometry
     smol = replace(
-        a, hidden_size=576, attention_heads=9, vocabulary=49152, layer_parameters=30 * 3_540_096,
+        a,
+        hidden_size=576,
+        attention_heads=9,
+        vocabulary=49152,
+        layer_parameters=30 * 3_540_096,
         layers=(replace(a.layers[0], streams=stream(3, 64)),) * 30,
-    )  # fmt: skip
+    )
     local = replace(b.layers[0], kind="sliding", streams=stream(1, 256), window_tokens=512)
     gemma = replace(
-        b, hidden_size=640, attention_heads=4, vocabulary=262144, layer_parameters=18 * 5_573_632,
+        b,
+        hidden_size=640,
+        attention_heads=4,
+        vocabulary=262144,
+        layer_parameters=18 * 5_573_632,
         layers=(*(local,) * 5, replace(local, kind="full", window_tokens=None)) * 3,
-    )  # fmt: skip
+    )
     shape = Shape(smol, gemma, 2048, 2 * 3072 * 64, 2 * 1537 * 512, 2 * (640 + 3072 + 1) * 256)
     dense = prefill_flops(gemma, 2048)
-    assert sum(PARTS[p](shape) for p in parts_of(DEFAULT)) < 0.6 * BUDGET * dense, "the rest is for what is not counted"
+    assert sum(PARTS[p](shape) for p in parts_of(DEFAULT)) < 0.6 * BUDGET * dense, (
+        "the rest is for what is not counted"
+    )
     assert PARTS["sender_tail"](shape) > 9 / 2048 * dense
     assert set(SIGNALS) - set(DEFAULT) == {"sender_tail", "tail_loss", "sender_next"}
     assert GateConfig().signals == DEFAULT
@@ -179,8 +203,15 @@ def test_leverage_and_distance_from_the_definition(pair):
     rows = reading.sampled()
     leverage, outside, away, centre = [], [], [], {}
     for stream, factor in pair.asset.factors.items():
-        sides = [evidence.snapshot.content(evidence.sender.rotation, evidence.alignment.index[rows], i)[stream] for i in factor.layers]  # fmt: skip
-        x = (torch.cat([side.flatten(1) for side in sides], 1).double() - factor.mean) / factor.scale
+        sides = [
+            evidence.snapshot.content(evidence.sender.rotation, evidence.alignment.index[rows], i)[
+                stream
+            ]
+            for i in factor.layers
+        ]
+        x = (
+            torch.cat([side.flatten(1) for side in sides], 1).double() - factor.mean
+        ) / factor.scale
         z = x @ factor.directions.double()
         q = torch.linalg.qr(factor.directions.double()).Q
         leverage.append(float(z.square().mean()))
@@ -213,9 +244,11 @@ def test_the_next_token_is_the_models_own(pair):
     handoff = pair.bridge().handoff(kvbridge.capture(pair.sender, text), text, repair=PLAN)
     with torch.no_grad():
         out = pair.receiver.model(
-            input_ids=handoff.remaining_ids, past_key_values=handoff.cache, use_cache=True,
+            input_ids=handoff.remaining_ids,
+            past_key_values=handoff.cache,
+            use_cache=True,
             attention_mask=torch.ones((1, len(handoff.ids)), dtype=torch.int64),
-        )  # fmt: skip
+        )
     ours = Reading(pair.evidence(), pair.extras).next_logs
     assert torch.allclose(ours, out.logits[0, -1].float().log_softmax(-1), atol=1e-4)
 
@@ -226,12 +259,16 @@ def test_the_known_tail_is_predicted_as_by_a_plain_forward(pair):
     logs, following = Reading(evidence, pair.extras).receiver_tail_logs
     cached = len(evidence.ids) - 1
     first = cached - KNOWN
-    cache = build_cache(pair.receiver, [{n: t[:first] for n, t in x.items()} for x in evidence.repaired])
+    cache = build_cache(
+        pair.receiver, [{n: t[:first] for n, t in x.items()} for x in evidence.repaired]
+    )
     with torch.no_grad():
         out = pair.receiver.model(
-            input_ids=evidence.ids[None, first:cached], past_key_values=cache, use_cache=True,
+            input_ids=evidence.ids[None, first:cached],
+            past_key_values=cache,
+            use_cache=True,
             attention_mask=torch.ones((1, cached), dtype=torch.int64),
-        )  # fmt: skip
+        )
     assert torch.equal(following, evidence.ids[-KNOWN:])
     assert torch.allclose(logs, out.logits[0].float().log_softmax(-1), atol=1e-4)
 
@@ -266,12 +303,19 @@ def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
     """The same numbers with one pass over the head's weights, each part counted as before, none for what has no tail."""
     calls = []
     real = module.head
-    monkeypatch.setattr(module, "head", lambda model, states: calls.append(len(states)) or real(model, states))
+    monkeypatch.setattr(
+        module, "head", lambda model, states: calls.append(len(states)) or real(model, states)
+    )
     evidence = pair.evidence()
-    apart, both = Reading(evidence, pair.extras), Reading(evidence, pair.extras, planned=parts_of(SIGNALS))
+    apart, both = (
+        Reading(evidence, pair.extras),
+        Reading(evidence, pair.extras, planned=parts_of(SIGNALS)),
+    )
     for name in ("next_token", "tail_loss"):
         assert read(both, name) == pytest.approx(read(apart, name), abs=1e-4)
-    assert sorted(calls) == [1, KNOWN, KNOWN + 1, KNOWN + 1, KNOWN + 1], "two of them are the sender's tail"
+    assert sorted(calls) == [1, KNOWN, KNOWN + 1, KNOWN + 1, KNOWN + 1], (
+        "two of them are the sender's tail"
+    )
     assert both.spent == apart.spent
     short = Reading(pair.evidence(plan=RepairPlan(tail=1)), pair.extras, planned=parts_of(SIGNALS))
     assert all(map(math.isfinite, read(short, "next_token")))
@@ -280,7 +324,11 @@ def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
 def test_rows_that_several_signals_read_are_unrotated_once(pair, monkeypatch):
     reading, calls = Reading(pair.evidence(), pair.extras), []
     real = type(reading.evidence.snapshot).content
-    monkeypatch.setattr(type(reading.evidence.snapshot), "content", lambda s, r, rows, layer: calls.append((layer, len(rows))) or real(s, r, rows, layer))  # fmt: skip
+    monkeypatch.setattr(
+        type(reading.evidence.snapshot),
+        "content",
+        lambda s, r, rows, layer: calls.append((layer, len(rows))) or real(s, r, rows, layer),
+    )
     for name in ("leverage", "first_layers", "disagreement"):
         read(reading, name)
     assert calls
@@ -289,7 +337,9 @@ def test_rows_that_several_signals_read_are_unrotated_once(pair, monkeypatch):
     assert torch.equal(other["k"], reading.content(torch.tensor([8, 9]), 0)["k"].flip(0))
 
 
-@pytest.mark.parametrize(("name", "layer"), [("sender_first", 0), ("sender_early", 1), ("sender_tail", -1)])
+@pytest.mark.parametrize(
+    ("name", "layer"), [("sender_first", 0), ("sender_early", 1), ("sender_tail", -1)]
+)
 def test_nan_in_a_cache_is_never_the_smaller_error(pair, name, layer):
     evidence = pair.evidence()
     layers = [dict(x) for x in evidence.snapshot.layers]

@@ -13,19 +13,21 @@ import pytest
 import torch
 
 import kvbridge
-from kvbridge.cost import prefill_flops
+from benchmarks.gates import pool as gate_pool
+from benchmarks.gates import study as gate_study
+from benchmarks.gates import tables as gate_tables
+from benchmarks.gates.attacks import ATTACKS
+from benchmarks.gates.lines import Pool
+from benchmarks.gates.pool import bind, collect
+from benchmarks.gates.source import Source, data_source, demo_documents, demo_pool, prompts
+from benchmarks.gates.wrong import wrong_caches
 from kvbridge.errors import DataError, UsageError
-from kvbridge.eval import gate_pool, gate_study, gate_tables
-from kvbridge.eval.gate_attacks import ATTACKS
-from kvbridge.eval.gate_lines import Pool
-from kvbridge.eval.gate_pool import bind, collect
-from kvbridge.eval.gate_source import Source, data_source, demo_documents, demo_pool, prompts
-from kvbridge.eval.gate_wrong import wrong_caches
-from kvbridge.gates.calibrate import gather
-from kvbridge.gates.costs import PARTS
-from kvbridge.gates.outcomes import Outcome
-from kvbridge.gates.passing import requests_of
+from kvbridge.gates.calibrate.job import gather
+from kvbridge.gates.calibrate.passing import requests_of
+from kvbridge.gates.labels.outcomes import Outcome
 from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.gates.signals.costs import PARTS
+from kvbridge.handoff.cost import prefill_flops
 from tests.models import random_texts
 
 PLAN = gate_pool.PLAN
@@ -34,8 +36,16 @@ PLAN = gate_pool.PLAN
 @pytest.fixture(scope="module")
 def source(pair):
     pool = [prompts(f"text/{i}", str(i), t, 2) for i, t in enumerate(random_texts(6, 500, seed=5))]
-    held = [prompts(f"statistics/{i}", f"s{i}", t, 2) for i, t in enumerate(random_texts(6, 400, seed=6))]
-    return Source(pair.bridge(), pool, held, [(f"d{i}", t) for i, t in enumerate(random_texts(4, 1100, seed=7))])
+    held = [
+        prompts(f"statistics/{i}", f"s{i}", t, 2)
+        for i, t in enumerate(random_texts(6, 400, seed=6))
+    ]
+    return Source(
+        pair.bridge(),
+        pool,
+        held,
+        [(f"d{i}", t) for i, t in enumerate(random_texts(4, 1100, seed=7))],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +71,21 @@ def test_the_pool_holds_every_request_once_and_every_wrong_cache(source, folder)
     assert len({r["id"] for r in right}) == len(right) >= 6
     assert {r["document"] for r in right} == {str(i) for i in range(6)}
     assert set(pool.cases) == {"right", "rung", "wrong_document", *ATTACKS}
-    assert all(set(r["signals"]) == {c for s in SIGNALS.values() for c in s.columns} for r in right if "signals" in r)
+    assert all(
+        set(r["signals"]) == {c for s in SIGNALS.values() for c in s.columns}
+        for r in right
+        if "signals" in r
+    )
     assert pool.kinds == ["text"]
     assert pool.receiver.digest == source.bridge.receiver.geometry.digest
     items = pool.items("kl", pool.quantile("kl", 0.5))
     assert 0.3 < np.mean([i.attempts[0].damaged for i in items]) < 0.7
     right_first = np.median([r["signals"]["sender_first"] for r in right])
-    assert all(r["signals"]["sender_first"] > right_first + 2 for r in pool.cases["wrong_document"] if "signals" in r)
+    assert all(
+        r["signals"]["sender_first"] > right_first + 2
+        for r in pool.cases["wrong_document"]
+        if "signals" in r
+    )
 
 
 def test_lines_of_another_asset_are_not_mixed(source, folder, tmp_path):
@@ -86,9 +104,14 @@ def test_lines_of_another_asset_are_not_mixed(source, folder, tmp_path):
 def test_requests_share_no_document_with_the_fit_or_the_statistics(pair, tmp_path, monkeypatch):
     fitted = {d.group for d in demo_documents()}
     assert not fitted & {s.document for s in demo_pool(fitted, 1)}
-    monkeypatch.setattr("kvbridge.load", lambda name, **_: {"a": pair.sender, "b": pair.receiver}[name])
+    monkeypatch.setattr(
+        "kvbridge.load", lambda name, **_: {"a": pair.sender, "b": pair.receiver}[name]
+    )
     for split in ("train", "validation", "test"):
-        rows = [{"id": f"{split}{i}", "document": f"{split}{i // 2}", "kind": f"k{i % 2}", "text": t} for i, t in enumerate(random_texts(8, 500))]  # fmt: skip
+        rows = [
+            {"id": f"{split}{i}", "document": f"{split}{i // 2}", "kind": f"k{i % 2}", "text": t}
+            for i, t in enumerate(random_texts(8, 500))
+        ]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     found = data_source(pair.asset.path, str(tmp_path), ("a", "b"), 2)
     assert {s.document for s in found.pool} == {f"test{i}" for i in range(4)}
@@ -102,18 +125,44 @@ def test_requests_share_no_document_with_the_fit_or_the_statistics(pair, tmp_pat
 
 
 def study_body():
-    runs = lambda coverage: {"request": {"n": 300, "calibrated": 1.0, "coverage": coverage, "violations": 4, "violation_ci": [0.004, 0.03]}, "document": {"n": 300, "violations": 20, "violation_ci": [0.04, 0.1]}, "net_saving": -0.4}  # noqa: E731  # fmt: skip
+    def runs(coverage):
+        return {
+            "request": {
+                "n": 300,
+                "calibrated": 1.0,
+                "coverage": coverage,
+                "violations": 4,
+                "violation_ci": [0.004, 0.03],
+            },
+            "document": {"n": 300, "violations": 20, "violation_ci": [0.04, 0.1]},
+            "net_saving": -0.4,
+        }
+
     return {
-        "requests": 9, "documents": 3, "tokens": [10, 20, 30, 40, 50], "contract_refused": 0,
+        "requests": 9,
+        "documents": 3,
+        "tokens": [10, 20, 30, 40, 50],
+        "contract_refused": 0,
         "shares": {"handoff": 0.85, "gate": 0.2, "gate_of_all": 0.5},
         "labels": {
-            "next_token": {"n": 6, "damaged": 0.3, "recalibrations": {"0.1/0.05": runs(0.4), "0.05/0.05": runs(0.1)}},
+            "next_token": {
+                "n": 6,
+                "damaged": 0.3,
+                "recalibrations": {"0.1/0.05": runs(0.4), "0.05/0.05": runs(0.1)},
+            },
             "lost_answer": {"n": 3, "damaged": 0.9, "recalibrations": {"0.1/0.05": runs(0.0)}},
         },
-        "wrong_columns": {"length": 0.5}, "carried": {"kl > 1": {"a → b": {"why": "too few"}}},
-        "wrong": {"all signals": {"extra_refusals": 0.001, "cases": {}, "every_wrong_document": {"n": 5, "passed": 0, "bound_95": 0.45}}},
+        "wrong_columns": {"length": 0.5},
+        "carried": {"kl > 1": {"a → b": {"why": "too few"}}},
+        "wrong": {
+            "all signals": {
+                "extra_refusals": 0.001,
+                "cases": {},
+                "every_wrong_document": {"n": 5, "passed": 0, "bound_95": 0.45},
+            }
+        },
         "ladder": {"next_token": {"n": 4, "second_rung_affordable": 0.0}},
-    }  # fmt: skip
+    }
 
 
 PAGE = "# Gates\n<!-- demo: headline -->\nold\n<!-- end -->\ntext\n<!-- demo: tables -->\nold\n<!-- end -->\n<!-- real: headline -->\nkept\n<!-- end -->\n"
@@ -146,13 +195,19 @@ def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, 
 
 
 def test_a_transfer_that_stopped_leaves_the_first_quarter_right(source):
-    request = next(iter(requests_of(source.pool[0], source.bridge.sender, source.bridge.receiver, native=False)))
+    request = next(
+        iter(
+            requests_of(source.pool[0], source.bridge.sender, source.bridge.receiver, native=False)
+        )
+    )
     donor = kvbridge.capture(source.bridge.sender, source.donors[0][1])
     found = ATTACKS["late_layers"](request, donor, Random(0), source.bridge.sender)
     count = len(request.snapshot)
     assert all(torch.equal(found.layers[0][n], request.snapshot.layers[0][n]) for n in ("k", "v"))
     for layer in range(1, 4):
-        assert all(torch.equal(found.layers[layer][n], donor.layers[layer][n][:count]) for n in ("k", "v"))
+        assert all(
+            torch.equal(found.layers[layer][n], donor.layers[layer][n][:count]) for n in ("k", "v")
+        )
 
 
 def made_pool(pair, **wrong):
@@ -164,12 +219,25 @@ def made_pool(pair, **wrong):
     for i in range(300):
         signals = dict(zip(columns, rng.normal(size=len(columns)), strict=True))
         outcome = asdict(
-            Outcome(flip=signals["receiver_loss"] > 0.5, diverges=4, kl=max(0.0, signals["receiver_loss"]))
+            Outcome(
+                flip=signals["receiver_loss"] > 0.5,
+                diverges=4,
+                kl=max(0.0, signals["receiver_loss"]),
+            )
         )
-        rows.append({
-            "id": str(i), "document": str(i // 3), "kind": "text", "case": "right", "tokens": 64, "signals": signals,
-            "handoff_flops": 7, "gate_flops": flops, "outcome": outcome,
-        })  # fmt: skip
+        rows.append(
+            {
+                "id": str(i),
+                "document": str(i // 3),
+                "kind": "text",
+                "case": "right",
+                "tokens": 64,
+                "signals": signals,
+                "handoff_flops": 7,
+                "gate_flops": flops,
+                "outcome": outcome,
+            }
+        )
     cases = {"right": rows}
     for case, column in wrong.items():
         cases[case] = [{**r, "case": case, "signals": {**r["signals"], column: 99.0}} for r in rows]
@@ -186,14 +254,25 @@ def test_users_get_the_default_signals_and_a_study_is_of_these(pair):
     assert found["score_without_sender"] is not None
     dense = prefill_flops(pair.receiver.geometry, 64)
     assert gate_study.savings(pool) == pytest.approx(
-        {"handoff": 7 / dense, "gate": 10 * len(parts_of(DEFAULT)) / dense, "gate_of_all": 10 * len(PARTS) / dense}
+        {
+            "handoff": 7 / dense,
+            "gate": 10 * len(parts_of(DEFAULT)) / dense,
+            "gate_of_all": 10 * len(PARTS) / dense,
+        }
     )
 
 
 def test_wrong_caches_by_who_sees_them(pair):
-    wrong = {"wrong_document": "sender_early", "late_layers": "sender_tail", "shuffled": "tail_k_low"}
+    wrong = {
+        "wrong_document": "sender_early",
+        "late_layers": "sender_tail",
+        "shuffled": "tail_k_low",
+    }
     found = wrong_caches(made_pool(pair, **wrong))
-    passed = {name: {case: one["passed"] for case, one in body["cases"].items()} for name, body in found.items()}
+    passed = {
+        name: {case: one["passed"] for case, one in body["cases"].items()}
+        for name, body in found.items()
+    }
     most = found["default signals"]["of"] * 0.8
     assert next(iter(found)) == "default signals"
     assert passed["all signals"] == dict.fromkeys(wrong, 0)
@@ -206,7 +285,9 @@ def test_wrong_caches_by_who_sees_them(pair):
 
 def test_lines_of_other_signals_are_refused(folder, tmp_path):
     (tmp_path / gate_pool.ABOUT).write_bytes((folder / gate_pool.ABOUT).read_bytes())
-    (tmp_path / "pool.jsonl").write_text((folder / "pool.jsonl").read_text().replace('"sender_early"', '"sender_soon"'))
+    (tmp_path / "pool.jsonl").write_text(
+        (folder / "pool.jsonl").read_text().replace('"sender_early"', '"sender_soon"')
+    )
     with pytest.raises(DataError, match=r"sender_early, sender_soon\); collect again"):
         Pool.read(tmp_path)
 

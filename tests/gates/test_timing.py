@@ -11,14 +11,14 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan
-from kvbridge.cost import Speed, forward_flops, handoff_parts, prefill_flops
 from kvbridge.errors import CorruptFile, DataError, UsageError
-from kvbridge.gates import policy as policies
-from kvbridge.gates import timing
-from kvbridge.gates.extras import Extras
-from kvbridge.gates.policy import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide import policy as policies
+from kvbridge.gates.decide import timing
+from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide.timing import measure
 from kvbridge.gates.signals import DEFAULT, SIGNALS
-from kvbridge.gates.timing import measure
+from kvbridge.gates.signals.extras import Extras
+from kvbridge.handoff.cost import Speed, forward_flops, handoff_parts, prefill_flops
 from tests.gates.conftest import PLAN, made_calibration
 from tests.models import random_texts
 
@@ -27,7 +27,11 @@ SPEED = Speed(prefill=100.0, translate=50.0, repair=20.0, gate=10.0)
 
 def handed(pair, **options):
     gate = CalibratedGate(made_calibration(pair), **options)
-    return pair.bridge(gate).handoff(kvbridge.capture(pair.sender, pair.texts[0]), pair.texts[0], repair=PLAN).decision
+    return (
+        pair.bridge(gate)
+        .handoff(kvbridge.capture(pair.sender, pair.texts[0]), pair.texts[0], repair=PLAN)
+        .decision
+    )
 
 
 def test_parts_are_what_was_done(pair):
@@ -37,9 +41,9 @@ def test_parts_are_what_was_done(pair):
     assert evidence.parts["translate"] == 2 * pair.asset.translator.parameters * covered
     assert evidence.parts["prefill"] == forward_flops(geometry, tokens, 0, layers=1)
     assert evidence.predicted_flops == sum(evidence.parts.values())
-    assert handoff_parts(geometry, tokens, first_layers=len(geometry.layers))["prefill"] < prefill_flops(
-        geometry, tokens
-    )
+    assert handoff_parts(geometry, tokens, first_layers=len(geometry.layers))[
+        "prefill"
+    ] < prefill_flops(geometry, tokens)
 
 
 def test_milliseconds_are_predicted_where_the_speed_is_known(pair):
@@ -52,7 +56,9 @@ def test_milliseconds_are_predicted_where_the_speed_is_known(pair):
         parts["translate"] / 50 + parts["prefill"] / 100 + parts["repair"] / 20 + gate / 10
     )
     refused = handed(pair, speed=SPEED, policy=Policy(enabled=False))
-    assert refused.predicted_ms == pytest.approx(found.predicted_ms - gate / 10), "what was spent before the refusal"
+    assert refused.predicted_ms == pytest.approx(found.predicted_ms - gate / 10), (
+        "what was spent before the refusal"
+    )
 
 
 def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
@@ -61,14 +67,19 @@ def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
     score = type(made.rungs[0].score)(("length",), (0.0,), (1.0,), (0.0,), 9.0)
     rungs = tuple(type(made.rungs[0])(RepairPlan(sinks=2, tail=t), score, {}) for t in (11, 12))
     ladder = Ladder(
-        pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=made_calibration(pair, rungs=rungs, stop=0.6),
+        pair.asset,
+        sender=pair.sender,
+        receiver=pair.receiver,
+        calibration=made_calibration(pair, rungs=rungs, stop=0.6),
         speed=SPEED,
-    )  # fmt: skip
+    )
     text = pair.texts[0]
     decision = ladder.handoff(kvbridge.capture(pair.sender, text), text).decision
     assert not decision.accepted
     single = [
-        CalibratedGate(made_calibration(pair, rungs=(r,)), speed=SPEED).decide(pair.evidence(plan=r.plan))
+        CalibratedGate(made_calibration(pair, rungs=(r,)), speed=SPEED).decide(
+            pair.evidence(plan=r.plan)
+        )
         for r in rungs
     ]
     assert decision.predicted_ms == pytest.approx(sum(d.predicted_ms for d in single))
@@ -77,7 +88,14 @@ def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
 
 def test_speed_round_trips_and_refuses_nonsense():
     assert Speed.from_json(json.loads(json.dumps(SPEED.to_json())), "x") == SPEED
-    for body in ({}, [], {**asdict(SPEED), "gate": 0}, {**asdict(SPEED), "gate": True}, {**asdict(SPEED), "gate": float("nan")}, {**asdict(SPEED), "paging": 1.0}):  # fmt: skip
+    for body in (
+        {},
+        [],
+        {**asdict(SPEED), "gate": 0},
+        {**asdict(SPEED), "gate": True},
+        {**asdict(SPEED), "gate": float("nan")},
+        {**asdict(SPEED), "paging": 1.0},
+    ):
         with pytest.raises(CorruptFile, match="FLOPs per millisecond"):
             Speed.from_json(body, "x")
 
@@ -86,7 +104,9 @@ def test_measured_times_and_speed(pair, monkeypatch):
     """With a clock that ticks once per look, every piece takes as long as another; the first turn's ticks are slow."""
     warm = 2 * (4 + len(SIGNALS) + len(DEFAULT))
     looks = itertools.count()
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: (n := next(looks)) / 1000 + 5 * min(n, warm))
+    monkeypatch.setattr(
+        timing.time, "perf_counter", lambda: (n := next(looks)) / 1000 + 5 * min(n, warm)
+    )
     text = " ".join(random_texts(8, 260, seed=2))
     found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1)
     assert (found.tokens, found.repeats, found.threads) == (300, 1, torch.get_num_threads())
@@ -108,7 +128,9 @@ def test_the_default_set_alone_is_read_once(pair, monkeypatch):
     looks = itertools.count()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(looks) / 1000)
     text = " ".join(random_texts(8, 260, seed=2))
-    found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=DEFAULT)
+    found = measure(
+        pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=DEFAULT
+    )
     assert next(looks) == 2 * 2 * (4 + len(DEFAULT))
     assert found.default_ms == found.gate_ms
     assert found.default_flops == found.gate_flops
@@ -130,6 +152,8 @@ def test_refusals_say_what_to_do(pair):
 def test_signals_that_cost_nothing_give_a_speed_that_can_be_read_again(pair):
     """No FLOPs in some time are no speed; predicted milliseconds of nothing are nothing at any."""
     text = " ".join(random_texts(8, 260, seed=2))
-    found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=("length",)).speed
+    found = measure(
+        pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=("length",)
+    ).speed
     assert found.gate == found.prefill > 0
     assert Speed.from_json(json.loads(json.dumps(found.to_json())), "x") == found

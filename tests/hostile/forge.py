@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import kvbridge
+from kvbridge.asset.manifest import Manifest
 from kvbridge.errors import CorruptFile, FileError
 from kvbridge.files import SUMS
 from kvbridge.fitting.config import FitConfig
@@ -22,10 +23,14 @@ from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.train import solve_controls, solve_maps
 from kvbridge.geometry import digest_json, digest_text
-from kvbridge.manifest import Manifest
 from tests.fitting.made import make_geometry, make_planted
 
-WEIGHTS, CONTROLS, MANIFEST, CARD = "weights.safetensors", "controls.safetensors", "manifest.json", "README.md"
+WEIGHTS, CONTROLS, MANIFEST, CARD = (
+    "weights.safetensors",
+    "controls.safetensors",
+    "manifest.json",
+    "README.md",
+)
 
 
 @cache
@@ -33,16 +38,26 @@ def made_fit(seed: int = 0, family: str = "full-head", features: str = "embeddin
     """A fit between two made-up geometries of equal shapes, so that no shape betrays a swap."""
     sender, receiver = make_geometry(f"sender-{seed}"), make_geometry(f"receiver-{seed}")
     config = FitConfig(family=family, layers=2, lambdas=(1e-3,), receiver_features=features)
-    data = make_planted(sender, receiver, {0: {0: 1.0}, 1: {1: 1.0}, 2: {2: 1.0}}, rows=80, seed=seed)
+    data = make_planted(
+        sender, receiver, {0: {0: 1.0}, 1: {1: 1.0}, 2: {2: 1.0}}, rows=80, seed=seed
+    )
     maps = solve_maps(sender, receiver, data.train, data.validation, config)
     controls = solve_controls(sender, receiver, data.train, data.validation, config)
     r2 = {key: torch.full((2, 4), 0.5) for key in maps.translator.maps}
     return Fit(
-        translator=maps.translator, controls=controls.translator, scores=Scores(r2, [0.9] * 3, 10, 2, {}), timings={},
-        config=config, lambdas=maps.lambdas, jitter=maps.jitter, corpus_digest=digest_text("corpus"),
-        splits={s: {"documents": 2, "rows": 20} for s in ("train", "validation", "test")}, marks=(),
-        alignment_exact_share=1.0, factors=solve_factors(data.train, maps.translator),
-    )  # fmt: skip
+        translator=maps.translator,
+        controls=controls.translator,
+        scores=Scores(r2, [0.9] * 3, 10, 2, {}),
+        timings={},
+        config=config,
+        lambdas=maps.lambdas,
+        jitter=maps.jitter,
+        corpus_digest=digest_text("corpus"),
+        splits={s: {"documents": 2, "rows": 20} for s in ("train", "validation", "test")},
+        marks=(),
+        alignment_exact_share=1.0,
+        factors=solve_factors(data.train, maps.translator),
+    )
 
 
 def saved(folder: Path, seed: int = 0, **changes: Any) -> Path:
@@ -54,7 +69,9 @@ def saved(folder: Path, seed: int = 0, **changes: Any) -> Path:
 def reseal(folder: Path) -> None:
     """Computes SHA256SUMS anew over whatever files are there."""
     lines = [
-        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in sorted(folder.iterdir()) if p.name != SUMS
+        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n"
+        for p in sorted(folder.iterdir())
+        if p.name != SUMS
     ]
     (folder / SUMS).write_text("".join(lines))
 
@@ -72,7 +89,9 @@ def join_weights(path: Path, header: Any, data: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def forge_manifest(folder: Path, change: Callable[[dict[str, Any]], Any], *, bind: bool = True) -> None:
+def forge_manifest(
+    folder: Path, change: Callable[[dict[str, Any]], Any], *, bind: bool = True
+) -> None:
     """Changes the manifest (`change` modifies the body or returns another), then weights' binding, sizes and sums."""
     body = json.loads((folder / MANIFEST).read_text("utf-8"))
     other = change(body)
@@ -90,7 +109,9 @@ def forge_manifest(folder: Path, change: Callable[[dict[str, Any]], Any], *, bin
     reseal(folder)
 
 
-def forge_weights(folder: Path, change: Callable[[dict[str, Any], bytes], tuple[Any, bytes]]) -> None:
+def forge_weights(
+    folder: Path, change: Callable[[dict[str, Any], bytes], tuple[Any, bytes]]
+) -> None:
     """Changes the weights file's header and data, then the manifest's size of it and the sums."""
     weights = folder / (WEIGHTS if (folder / WEIGHTS).exists() else CONTROLS)
     join_weights(weights, *change(*split_weights(weights)))
@@ -119,7 +140,11 @@ def sound_copy(folder: Path) -> Manifest:
     return kvbridge.load_asset(folder).manifest
 
 
-def refused(path: Path, kind: type[FileError] = CorruptFile, load: Callable[[Path], Any] = kvbridge.load_asset) -> str:
+def refused(
+    path: Path,
+    kind: type[FileError] = CorruptFile,
+    load: Callable[[Path], Any] = kvbridge.load_asset,
+) -> str:
     """What `load` says when it refuses `path` with an error of exactly this kind."""
     with pytest.raises(FileError) as found:
         load(path)

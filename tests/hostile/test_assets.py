@@ -39,7 +39,9 @@ def test_forging_nothing_still_loads(asset):
 def test_the_binding_is_what_the_manifest_says(asset):
     loaded = kvbridge.load_asset(asset)
     assert loaded.manifest.binding == binding_of(loaded.manifest.body)
-    assert split_weights(asset / WEIGHTS)[0]["__metadata__"] == {"kvbridge": loaded.manifest.binding}
+    assert split_weights(asset / WEIGHTS)[0]["__metadata__"] == {
+        "kvbridge": loaded.manifest.binding
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -97,7 +99,9 @@ def test_folders_that_are_none(tmp_path, asset):
     refused(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("name", ["evil.py", ".hidden", "weights.safetensors.bak", "model.pt", "Manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["evil.py", ".hidden", "weights.safetensors.bak", "model.pt", "Manifest.json"]
+)
 @pytest.mark.parametrize("listed", [False, True])
 def test_extra_files_listed_or_not(asset, name, listed):
     (asset / name).write_bytes(b"anything")
@@ -109,10 +113,25 @@ def test_extra_files_listed_or_not(asset, name, listed):
 @pytest.mark.parametrize(
     "name",
     [
-        "../outside", "/etc/passwd", "sub/manifest.json", "..", ".", "", "a\0b", "manifest.json\0", "MANIFEST.json",
-        "man\u0131fest.json", "manifest.json\u200b", "nul\\name", "-rf", "a" * 300, SUMS, "manifest.json ", "\tmanifest.json",
+        "../outside",
+        "/etc/passwd",
+        "sub/manifest.json",
+        "..",
+        ".",
+        "",
+        "a\0b",
+        "manifest.json\0",
+        "MANIFEST.json",
+        "man\u0131fest.json",
+        "manifest.json\u200b",
+        "nul\\name",
+        "-rf",
+        "a" * 300,
+        SUMS,
+        "manifest.json ",
+        "\tmanifest.json",
     ],
-)  # fmt: skip
+)
 def test_paths_and_look_alikes_in_the_list_of_sums(asset, name):
     sums = (asset / SUMS).read_text()
     digest = sums[:64]
@@ -126,9 +145,19 @@ def test_malformed_lists_of_sums(asset):
     good = (asset / SUMS).read_text()
     first = good.splitlines()[0]
     for bad in (
-        good + first + "\n", good.upper(), good.replace("  ", " "), good.replace("  ", " *"), good + "\n", "\n" + good,
-        good.replace("\n", "\r\n"), good.replace("\n", "\x0b"), good + "# comment\n", "\ufeff" + good, good * 2000, "",
-    ):  # fmt: skip
+        good + first + "\n",
+        good.upper(),
+        good.replace("  ", " "),
+        good.replace("  ", " *"),
+        good + "\n",
+        "\n" + good,
+        good.replace("\n", "\r\n"),
+        good.replace("\n", "\x0b"),
+        good + "# comment\n",
+        "\ufeff" + good,
+        good * 2000,
+        "",
+    ):
         (asset / SUMS).write_bytes(bad.encode())
         refused(asset)
     (asset / SUMS).write_bytes(b"\xff" * 100)
@@ -173,7 +202,9 @@ class Bomb:
 @pytest.mark.parametrize("legacy", [False, True])
 def test_pickle_in_disguise_runs_nothing(asset, tmp_path, name, legacy):
     marker = tmp_path / "ran"
-    torch.save({"target.0.k.W": Bomb(marker)}, asset / name, _use_new_zipfile_serialization=not legacy)
+    torch.save(
+        {"target.0.k.W": Bomb(marker)}, asset / name, _use_new_zipfile_serialization=not legacy
+    )
     if name == WEIGHTS:
         resize(asset)
     else:
@@ -215,6 +246,8 @@ def test_head_local_assets_and_their_groups(tmp_path):
 def test_join_and_split_are_inverse(asset):
     before = (asset / WEIGHTS).read_bytes()
     join_weights(
-        asset / WEIGHTS, before[8 : 8 + int.from_bytes(before[:8], "little")], split_weights(asset / WEIGHTS)[1]
+        asset / WEIGHTS,
+        before[8 : 8 + int.from_bytes(before[:8], "little")],
+        split_weights(asset / WEIGHTS)[1],
     )
     assert (asset / WEIGHTS).read_bytes() == before

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import kvbridge
-from kvbridge.asset import controls_path
+from kvbridge.asset.folder import controls_path
 from kvbridge.errors import CorruptFile, FileError, UnknownSchema
 from tests.hostile.forge import (
     CONTROLS,

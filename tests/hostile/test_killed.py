@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import kvbridge
-from kvbridge.asset import controls_path
+from kvbridge.asset.folder import controls_path
 from tests.hostile.forge import made_fit
 
 KILLS = 30
@@ -37,10 +37,14 @@ def test_a_killed_save_leaves_nothing_or_everything(tmp_path):
     begun = seen_whole = seen_none = 0
     for number in range(KILLS):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(source), str(folder), str(begun)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        ) as process:  # fmt: skip
+            [sys.executable, "-c", WRITER, str(source), str(folder), str(begun)],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        ) as process:
             assert process.stdout is not None
-            for _ in range(1 + number % 2):  # every other one is killed after a whole save, however slow the disk is
+            for _ in range(
+                1 + number % 2
+            ):  # every other one is killed after a whole save, however slow the disk is
                 last = int(process.stdout.readline())
             os.set_blocking(process.stdout.fileno(), False)
             try:
@@ -64,7 +68,9 @@ def test_a_killed_save_leaves_nothing_or_everything(tmp_path):
     assert seen_whole
     assert seen_none, "no kill came before the rename: the test proves nothing"
     strange = [
-        p.name for p in folder.iterdir() if not p.name.startswith(("asset", "file")) and not p.name.endswith(".tmp")
+        p.name
+        for p in folder.iterdir()
+        if not p.name.startswith(("asset", "file")) and not p.name.endswith(".tmp")
     ]
     assert strange == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvbridge
-from kvbridge.asset import controls_path
+from kvbridge.asset.folder import controls_path
 from kvbridge.errors import AlreadyExists
 from tests.hostile.forge import (
     CARD,
@@ -31,7 +31,15 @@ def test_saving_the_same_content_again_changes_nothing(asset):
 
 @pytest.mark.parametrize(
     "prepare",
-    ["other asset", "damaged", "foreign folder", "file", "link to a file", "dangling link", "link to an asset"],
+    [
+        "other asset",
+        "damaged",
+        "foreign folder",
+        "file",
+        "link to a file",
+        "dangling link",
+        "link to an asset",
+    ],
 )
 def test_other_content_is_never_overwritten(tmp_path, prepare):
     path, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
@@ -53,10 +61,18 @@ def test_other_content_is_never_overwritten(tmp_path, prepare):
         path.symlink_to(elsewhere)
     else:
         path.symlink_to(saved(elsewhere, seed=1))
-    before = {str(p.relative_to(tmp_path)): p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file()}
+    before = {
+        str(p.relative_to(tmp_path)): p.read_bytes()
+        for p in sorted(tmp_path.rglob("*"))
+        if p.is_file()
+    }
     with pytest.raises(AlreadyExists):
         kvbridge.save_asset(made_fit(), path)
-    after = {str(p.relative_to(tmp_path)): p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file()}
+    after = {
+        str(p.relative_to(tmp_path)): p.read_bytes()
+        for p in sorted(tmp_path.rglob("*"))
+        if p.is_file()
+    }
     assert after == before
 
 

@@ -15,10 +15,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 import kvbridge
+from kvbridge.cache.provenance import Provenance
+from kvbridge.cache.snapshot import KVSnapshot
+from kvbridge.cache.snapshot_file import KEY, Description
 from kvbridge.errors import CorruptFile, FileError, UnknownSchema
-from kvbridge.provenance import Provenance
-from kvbridge.snapshot import KVSnapshot
-from kvbridge.snapshot_file import KEY, Description
 from tests.hostile import forge as forge_tools
 from tests.hostile.forge import join_weights, set_at, split_weights
 from tests.hostile.test_assets import Bomb
@@ -44,13 +44,23 @@ def refused(path: Path, kind: type[FileError] = CorruptFile) -> str:
     return forge_tools.refused(path, kind, KVSnapshot.load)
 
 
-def forge(path: Path, body: Callable[[dict], Any] | None = None, tensors: Callable[[dict], Any] | None = None) -> None:
+def forge(
+    path: Path,
+    body: Callable[[dict], Any] | None = None,
+    tensors: Callable[[dict], Any] | None = None,
+) -> None:
     """Writes the snapshot changed, its digest computed anew wherever the metadata can still be read."""
     own = snapshot()
     held: dict[str, Tensor] = {
-        f"layers.{i}.{n}": t.contiguous() for i, layer in enumerate(own.layers) for n, t in layer.items()
+        f"layers.{i}.{n}": t.contiguous()
+        for i, layer in enumerate(own.layers)
+        for n, t in layer.items()
     }
-    held |= {"token_ids": own.token_ids.clone(), "positions": own.positions.clone(), "spans": own.spans.clone()}
+    held |= {
+        "token_ids": own.token_ids.clone(),
+        "positions": own.positions.clone(),
+        "spans": own.spans.clone(),
+    }
     if tensors:
         tensors(held)
     said = Description(own.text_digest, own.characters, own.geometry, own.provenance, "").to_json()
@@ -58,13 +68,18 @@ def forge(path: Path, body: Callable[[dict], Any] | None = None, tensors: Callab
         body(said)
     try:
         bare = Description(
-            said["text_digest"], said["characters"], kvbridge.KVGeometry.from_json(said["geometry"]),
-            Provenance.from_json(said["provenance"]), "",
-        )  # fmt: skip
+            said["text_digest"],
+            said["characters"],
+            kvbridge.KVGeometry.from_json(said["geometry"]),
+            Provenance.from_json(said["provenance"]),
+            "",
+        )
         said["digest"] = bare.content_digest(held) if said["digest"] == "" else said["digest"]
     except (KeyError, TypeError, ValueError, FileError):
         pass
-    path.write_bytes(save({k: v.contiguous() for k, v in held.items()}, metadata={KEY: json.dumps(said)}))
+    path.write_bytes(
+        save({k: v.contiguous() for k, v in held.items()}, metadata={KEY: json.dumps(said)})
+    )
 
 
 def test_what_was_saved_comes_back_and_forging_nothing_loads(file):
@@ -72,10 +87,17 @@ def test_what_was_saved_comes_back_and_forging_nothing_loads(file):
         loaded = KVSnapshot.load(file)
         assert torch.equal(loaded.token_ids, snapshot().token_ids)
         assert torch.equal(loaded.spans, snapshot().spans)
-        assert all(torch.equal(a[n], b[n]) for a, b in zip(loaded.layers, snapshot().layers, strict=True) for n in a)
+        assert all(
+            torch.equal(a[n], b[n])
+            for a, b in zip(loaded.layers, snapshot().layers, strict=True)
+            for n in a
+        )
         assert loaded.geometry == snapshot().geometry
         assert loaded.provenance == snapshot().provenance
-        assert (loaded.text_digest, loaded.characters) == (snapshot().text_digest, snapshot().characters)
+        assert (loaded.text_digest, loaded.characters) == (
+            snapshot().text_digest,
+            snapshot().characters,
+        )
         forge(file)
 
 
@@ -123,12 +145,18 @@ def test_what_is_not_a_file(tmp_path, file):
 def test_pickle_in_disguise_runs_nothing(tmp_path):
     marker = tmp_path / "ran"
     for legacy in (False, True):
-        torch.save({"token_ids": Bomb(marker)}, tmp_path / "one.kv", _use_new_zipfile_serialization=not legacy)
+        torch.save(
+            {"token_ids": Bomb(marker)},
+            tmp_path / "one.kv",
+            _use_new_zipfile_serialization=not legacy,
+        )
         refused(tmp_path / "one.kv")
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("schema", ["kvbridge.snapshot/2", "", None, 3, [], "kvbridge.translator/1"])
+@pytest.mark.parametrize(
+    "schema", ["kvbridge.snapshot/2", "", None, 3, [], "kvbridge.translator/1"]
+)
 def test_an_unknown_version_is_named(file, schema):
     forge(file, lambda body: body.update(schema=schema))
     assert "kvbridge.snapshot/1" in refused(file, UnknownSchema)
@@ -215,10 +243,19 @@ def test_metadata_that_is_not_plain_json(file):
     header, data = split_weights(file)
     good = header["__metadata__"][KEY]
     for bad in (
-        "", "[]", "1", "null", good[:-1], good + "}", good.replace("{", '{"schema": "kvbridge.snapshot/1", ', 1),
-        good.replace(f'"characters": {len(TEXT)}', '"characters": NaN'), "[" * 100_000, '{"a":' * 50_000,
-        good.replace(f'"characters": {len(TEXT)}', '"characters": 1e999'), good.replace("tiny", "\\ud800"),
-    ):  # fmt: skip
+        "",
+        "[]",
+        "1",
+        "null",
+        good[:-1],
+        good + "}",
+        good.replace("{", '{"schema": "kvbridge.snapshot/1", ', 1),
+        good.replace(f'"characters": {len(TEXT)}', '"characters": NaN'),
+        "[" * 100_000,
+        '{"a":' * 50_000,
+        good.replace(f'"characters": {len(TEXT)}', '"characters": 1e999'),
+        good.replace("tiny", "\\ud800"),
+    ):
         assert bad != good
         join_weights(file, {**header, "__metadata__": {KEY: bad}}, data)
         refused(file)
@@ -234,9 +271,16 @@ def test_header_lies_allocate_nothing(file):
         ([0] * 5000, [0, 0]),
         ([2**63 - 1] * 8, [0, 8]),
     ):
-        join_weights(file, {**header, "layers.0.k": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}, data)
+        join_weights(
+            file,
+            {**header, "layers.0.k": {"dtype": "F32", "shape": shape, "data_offsets": offsets}},
+            data,
+        )
         refused(file)
-    many = {f"layers.{i}.k": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(5_000)}
+    many = {
+        f"layers.{i}.k": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        for i in range(5_000)
+    }
     join_weights(file, {**many, "__metadata__": header["__metadata__"]}, b"")
     refused(file)
 
@@ -253,4 +297,6 @@ def test_a_snapshot_of_another_text_or_model_is_a_decision_not_an_error(file, tm
     loaded.layers[1]["k"][2, 0, 0] = float("nan")
     loaded.save(tmp_path / "nan.kv")
     again = KVSnapshot.load(tmp_path / "nan.kv")
-    assert bool(again.layers[1]["k"].isnan().any()), "NaN in a cache is a matter of the request, not of the file"
+    assert bool(again.layers[1]["k"].isnan().any()), (
+        "NaN in a cache is a matter of the request, not of the file"
+    )

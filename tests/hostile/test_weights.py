@@ -51,7 +51,9 @@ def other_dtype(dtype, size):
     """A change of a weights file: target.0.k.b, in another dtype, all offsets right."""
 
     def change(header, data):
-        ordered = sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
+        ordered = sorted(
+            (n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"]
+        )
         at, parts = 0, []
         for name in ordered:
             start, stop = header[name]["data_offsets"]
@@ -67,7 +69,24 @@ def other_dtype(dtype, size):
     return change
 
 
-BAD_SHAPES: tuple[Any, ...] = ([8, 21], [168], [21, 8, 1], [-21, -8], [True, 168], [21.0, 8], ["21", 8], None, "ab", {}, [2**62, 8], [2**63, 2], [2**32, 2**32], [10**40, 0], [21, 8] + [1] * 500_000, [2**61] * 300_000)  # fmt: skip
+BAD_SHAPES: tuple[Any, ...] = (
+    [8, 21],
+    [168],
+    [21, 8, 1],
+    [-21, -8],
+    [True, 168],
+    [21.0, 8],
+    ["21", 8],
+    None,
+    "ab",
+    {},
+    [2**62, 8],
+    [2**63, 2],
+    [2**32, 2**32],
+    [10**40, 0],
+    [21, 8] + [1] * 500_000,
+    [2**61] * 300_000,
+)
 BAD_DTYPES: tuple[Any, ...] = ("F64", "I32", "F8_E4M3", "f32", "", None, 4, ["F32"], {}, "pickle")
 BAD_WEIGHTS = {
     "data cut": lambda h, d: (h, d[:-1]),
@@ -82,21 +101,84 @@ BAD_WEIGHTS = {
     "header not UTF-8": lambda h, d: (b"\xff" * 64, d),
     "header with NaN": lambda h, d: (b'{"a": NaN}', d),
     "header nested": lambda h, d: (b"[" * 200_000, d),
-    "a tensor twice": lambda h, d: (b'{"a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}, "a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}}', b""),
+    "a tensor twice": lambda h, d: (
+        b'{"a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}, "a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}}',
+        b"",
+    ),
     "entry a list": lambda h, d: ({**h, "target.0.k.W": []}, d),
     "entry empty": lambda h, d: ({**h, "target.0.k.W": {}}, d),
     **{f"shape {s!r:.60}": tensor(shape=s) for s in BAD_SHAPES},
     **{f"dtype {t!r}": tensor(dtype=t) for t in BAD_DTYPES},
-    **{f"offsets {o!r:.40}": tensor(data_offsets=o) for o in ([0, 0], [0, 2**63], [-672, 0], [672, 0], [0], [0, 672, 1], None, "ab", [0.0, 672.0], [False, 672], [1, 673], [10**30, 10**30 + 672])},
-    **{f"renamed {n!r:.40}": renamed(n) for n in ("target.0.k.w", "../../target.0.k.W", "/etc/passwd", "target.0.k.W\0", "target.0.\u212a.W", "TARGET.0.k.W", "", "target.00.k.W", "target.0.k.0.W", "x" * 100_000)},
-    **{f"extra {n!r:.40}": extra(n) for n in ("../evil", "/abs", "nul\0", "target.0.k.W ", "target.3.k.W", "Target.0.k.W", "\u202etarget", "__metadata__2")},
-    **{f"bias as {t}": other_dtype(t, s) for t, s in (("I32", 4), ("I64", 8), ("U8", 1), ("BOOL", 1), ("F16", 2), ("BF16", 2), ("F64", 8))},
-    **{f"factor {n} as {t}": tensor(f"leverage.k.{n}", dtype=t) for n in ("mean", "directions") for t in ("I32", "F8_E4M3", "", None)},
+    **{
+        f"offsets {o!r:.40}": tensor(data_offsets=o)
+        for o in (
+            [0, 0],
+            [0, 2**63],
+            [-672, 0],
+            [672, 0],
+            [0],
+            [0, 672, 1],
+            None,
+            "ab",
+            [0.0, 672.0],
+            [False, 672],
+            [1, 673],
+            [10**30, 10**30 + 672],
+        )
+    },
+    **{
+        f"renamed {n!r:.40}": renamed(n)
+        for n in (
+            "target.0.k.w",
+            "../../target.0.k.W",
+            "/etc/passwd",
+            "target.0.k.W\0",
+            "target.0.\u212a.W",
+            "TARGET.0.k.W",
+            "",
+            "target.00.k.W",
+            "target.0.k.0.W",
+            "x" * 100_000,
+        )
+    },
+    **{
+        f"extra {n!r:.40}": extra(n)
+        for n in (
+            "../evil",
+            "/abs",
+            "nul\0",
+            "target.0.k.W ",
+            "target.3.k.W",
+            "Target.0.k.W",
+            "\u202etarget",
+            "__metadata__2",
+        )
+    },
+    **{
+        f"bias as {t}": other_dtype(t, s)
+        for t, s in (
+            ("I32", 4),
+            ("I64", 8),
+            ("U8", 1),
+            ("BOOL", 1),
+            ("F16", 2),
+            ("BF16", 2),
+            ("F64", 8),
+        )
+    },
+    **{
+        f"factor {n} as {t}": tensor(f"leverage.k.{n}", dtype=t)
+        for n in ("mean", "directions")
+        for t in ("I32", "F8_E4M3", "", None)
+    },
     "factor in halves": tensor("leverage.k.mean", dtype="F16"),
     "factor of fewer rows": tensor("leverage.v.directions", shape=[8, 32]),
     "overlapping tensors": tensor("target.0.v.b", data_offsets=[0, 32]),
-    "100 000 tensors": lambda h, d: ({f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}, b""),
-}  # fmt: skip
+    "100 000 tensors": lambda h, d: (
+        {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)},
+        b"",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BAD_WEIGHTS)
@@ -148,7 +230,13 @@ def poked(name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("mean", float("nan")), ("directions", float("inf")), ("scale", float("nan")), ("scale", 0.0), ("scale", -1.0)],
+    [
+        ("mean", float("nan")),
+        ("directions", float("inf")),
+        ("scale", float("nan")),
+        ("scale", 0.0),
+        ("scale", -1.0),
+    ],
 )
 def test_factors_that_would_make_any_row_usual(asset, name, value):
     forge_weights(asset, poked(f"leverage.k.{name}", value))
@@ -160,8 +248,12 @@ def test_directions_without_a_length_are_refused(asset, value):
     """Every row would have the same leverage, and nothing would lie outside."""
 
     def change(header, data):
-        (start, end), (rows, rank) = (header["leverage.v.directions"][n] for n in ("data_offsets", "shape"))
-        numbers = torch.frombuffer(bytearray(data[start:end]), dtype=torch.float32).reshape(rows, rank)
+        (start, end), (rows, rank) = (
+            header["leverage.v.directions"][n] for n in ("data_offsets", "shape")
+        )
+        numbers = torch.frombuffer(bytearray(data[start:end]), dtype=torch.float32).reshape(
+            rows, rank
+        )
         numbers[:, 1] = value
         return header, data[:start] + numbers.numpy().tobytes() + data[end:]
 

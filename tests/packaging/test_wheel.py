@@ -18,13 +18,29 @@ FOLDERS = {
     "kvbridge": ROOT / "kvbridge",
     **{f"kvbridge/{n}": ROOT / n for n in ("fitting", "gates", "registry", "eval")},
 }
-DATA = (".safetensors", ".json", ".jsonl", ".md", ".jinja", ".html", ".css", ".js", ".txt", ".typed", ".yaml")
+DATA = (
+    ".safetensors",
+    ".json",
+    ".jsonl",
+    ".md",
+    ".jinja",
+    ".html",
+    ".css",
+    ".js",
+    ".txt",
+    ".typed",
+    ".yaml",
+)
 
 
 def tracked() -> set[str]:
     """Files that git tracks or would add; everything where this is no checkout."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if listed.returncode:
         return {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*") if p.is_file()}
@@ -58,7 +74,12 @@ def wheel(tmp_path_factory) -> Path:
     for name in sorted(tracked()):
         path, copy = ROOT / name, source / name
         if name.startswith(
-            (*(f"{f}/" for f in ("kvbridge", "fitting", "gates", "registry", "eval")), "pyproject", "README", "LICENSE")
+            (
+                *(f"{f}/" for f in ("kvbridge", "fitting", "gates", "registry", "eval")),
+                "pyproject",
+                "README",
+                "LICENSE",
+            )
         ):
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.is_symlink():
@@ -66,9 +87,20 @@ def wheel(tmp_path_factory) -> Path:
             elif path.is_file():
                 copy.write_bytes(path.read_bytes())
     built = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(out),
+            str(source),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     (found,) = out.glob("*.whl")
     return found
@@ -85,7 +117,11 @@ def test_every_package_on_disk_is_named():
     assert set(setuptools["packages"]) == on_disk
     for package, folder in setuptools["package-dir"].items():
         assert (ROOT / folder / "__init__.py").is_file(), package
-    modules = {name.rpartition("/")[0].replace("/", ".") for name in expected_files() if name.endswith(".py")}
+    modules = {
+        name.rpartition("/")[0].replace("/", ".")
+        for name in expected_files()
+        if name.endswith(".py")
+    }
     assert modules <= on_disk, "folders of modules without __init__.py"
 
 
@@ -97,8 +133,12 @@ def test_the_wheel_holds_everything_once_and_only_under_kvbridge(wheel):
     inside = {n for n in names if n.startswith("kvbridge/")}
     assert expected_files() - inside == set()
     assert {n for n in inside if n.endswith(".py")} - expected_files() == set()
-    for needed in ("kvbridge/demo/models/receiver/model.safetensors", "kvbridge/demo/models/receiver/tokenizer.json",
-                   "kvbridge/demo/texts/train.jsonl", "kvbridge/py.typed"):  # fmt: skip
+    for needed in (
+        "kvbridge/demo/models/receiver/model.safetensors",
+        "kvbridge/demo/models/receiver/tokenizer.json",
+        "kvbridge/demo/texts/train.jsonl",
+        "kvbridge/py.typed",
+    ):
         assert needed in inside
 
 
@@ -120,12 +160,23 @@ def test_it_loads_a_demo_model_alone_and_offline(wheel, tmp_path):
     )
     start = time.perf_counter()
     ran = subprocess.run(
-        [str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [str(python), "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "HF_HUB_OFFLINE": "1",
+            "HOME": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
     assert ran.returncode == 0, ran.stderr
     where_from, seconds, tokens, leaked = ran.stdout.splitlines()[-4:]
     assert Path(where_from).is_relative_to(site)
     assert int(tokens) > 0
     assert leaked == "[]"
-    print(f"load from the wheel: {float(seconds):.2f} s, process {time.perf_counter() - start:.2f} s")
+    print(
+        f"load from the wheel: {float(seconds):.2f} s, process {time.perf_counter() - start:.2f} s"
+    )

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from kvbridge.card import model_card
-from kvbridge.entries import GroupEntry, MapEntry, expected_shapes
+from kvbridge.asset.card import model_card
+from kvbridge.asset.entries import GroupEntry, MapEntry, expected_shapes
+from kvbridge.asset.manifest import CONTROLS_SCHEMA, SCHEMA, Manifest
 from kvbridge.files import publish_folder
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
-from kvbridge.manifest import CONTROLS_SCHEMA, SCHEMA, Manifest
-from kvbridge.registry.records import CALIBRATION_SCHEMA
+from kvbridge.registry.store.records import CALIBRATION_SCHEMA
 
 
-def geometry(name: str, *, heads: int = 2, width: int = 4, layers: int = 2, commit: str = "") -> KVGeometry:
+def geometry(
+    name: str, *, heads: int = 2, width: int = 4, layers: int = 2, commit: str = ""
+) -> KVGeometry:
     streams = (Stream("k", heads, width, True), Stream("v", heads, width, False))
     return KVGeometry(
         model_id=name,
@@ -43,7 +45,11 @@ def geometry(name: str, *, heads: int = 2, width: int = 4, layers: int = 2, comm
 def maps(receiver: KVGeometry) -> tuple[MapEntry, ...]:
     blocks = ((0, "k", None), (1, "k", None))
     return tuple(
-        MapEntry(i, s.name, (GroupEntry(tuple(range(s.heads)), tuple((a, s.name, h) for a, _, h in blocks), True),))
+        MapEntry(
+            i,
+            s.name,
+            (GroupEntry(tuple(range(s.heads)), tuple((a, s.name, h) for a, _, h in blocks), True),),
+        )
         for i in range(1, len(receiver.layers))
         for s in receiver.layers[i].streams
     )
@@ -58,7 +64,10 @@ def files(
     change: Any = None,
 ) -> dict[str, bytes]:
     """Name → bytes of a translator asset; `change(body)` may alter the manifest before it is written."""
-    sender, receiver = sender or geometry("org/sender"), receiver or geometry("org/receiver", width=6)
+    sender, receiver = (
+        sender or geometry("org/sender"),
+        receiver or geometry("org/receiver", width=6),
+    )
     entries, random = maps(receiver), np.random.default_rng(seed)
     tensors = {
         name: random.standard_normal(shape).astype(dtype)
@@ -93,13 +102,21 @@ def files(
     }
     if change is not None:
         change(body)
-    weights = save(tensors, metadata={"kvbridge": Manifest(body, sender, receiver, entries).binding})
+    weights = save(
+        tensors, metadata={"kvbridge": Manifest(body, sender, receiver, entries).binding}
+    )
     body["weights_bytes"] = len(weights)
     card = model_card(Manifest(body, sender, receiver, entries))
-    return {"manifest.json": json.dumps(body).encode(), "weights.safetensors": weights, "README.md": card.encode()}
+    return {
+        "manifest.json": json.dumps(body).encode(),
+        "weights.safetensors": weights,
+        "README.md": card.encode(),
+    }
 
 
-def build(path: Path, sender: KVGeometry | None = None, receiver: KVGeometry | None = None, **options: Any) -> Path:
+def build(
+    path: Path, sender: KVGeometry | None = None, receiver: KVGeometry | None = None, **options: Any
+) -> Path:
     """Writes a translator asset as folder `path`."""
     publish_folder(path, files(sender, receiver, **options))
     return path
@@ -108,10 +125,15 @@ def build(path: Path, sender: KVGeometry | None = None, receiver: KVGeometry | N
 def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
     """Writes a control set of an asset made with the default geometries."""
     receiver = geometry("org/receiver", width=6)
-    entries = tuple(MapEntry(e.layer, e.stream, (GroupEntry(e.groups[0].heads, (), True),)) for e in maps(receiver))
+    entries = tuple(
+        MapEntry(e.layer, e.stream, (GroupEntry(e.groups[0].heads, (), True),))
+        for e in maps(receiver)
+    )
     shapes = expected_shapes(entries, geometry("org/sender"), receiver)
     random = np.random.default_rng(seed)
-    tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
     body = {
         "schema": CONTROLS_SCHEMA,
         "translator": translator,
@@ -129,7 +151,12 @@ def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
 
 
 def calibration(
-    path: Path, translator: str, *, tensors: Any = None, change: Any = None, binding: str | None = None
+    path: Path,
+    translator: str,
+    *,
+    tensors: Any = None,
+    change: Any = None,
+    binding: str | None = None,
 ) -> Path:
     """Writes what binds a calibration to an asset made with the default geometries; not what a gate could load."""
     ours, theirs = geometry("org/sender"), geometry("org/receiver", width=6)

@@ -61,13 +61,26 @@ class Handler(BaseHTTPRequestHandler):
             sha = None if repo is None else repo.resolve(revision)
             if repo is None or sha is None:
                 return self._missing(repo is None)
-            files = [{"rfilename": n, "size": len(d), "blobId": _oid(d)} for n, d in repo.commits[sha].items()]
+            files = [
+                {"rfilename": n, "size": len(d), "blobId": _oid(d)}
+                for n, d in repo.commits[sha].items()
+            ]
             if parts[4:5] == ["tree"]:
-                rows = [{"type": "file", "path": f["rfilename"], "size": f["size"], "oid": f["blobId"]} for f in files]
+                rows = [
+                    {"type": "file", "path": f["rfilename"], "size": f["size"], "oid": f["blobId"]}
+                    for f in files
+                ]
                 return self._json(rows)
             name = "/".join(parts[2:4])
             return self._json(
-                {"id": name, "modelId": name, "sha": sha, "siblings": files, "private": False, "tags": []}
+                {
+                    "id": name,
+                    "modelId": name,
+                    "sha": sha,
+                    "siblings": files,
+                    "private": False,
+                    "tags": [],
+                }
             )
         if len(parts) > 3 and parts[2] == "resolve":
             repo = self.state.repos.get("/".join(parts[:2]))
@@ -76,9 +89,13 @@ class Handler(BaseHTTPRequestHandler):
             if repo is None or sha is None:
                 return self._missing(repo is None)
             if name not in repo.commits[sha]:
-                return self._bytes(b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha}, 404)
+                return self._bytes(
+                    b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha}, 404
+                )
             data = self.state.rewrite.get(name, repo.commits[sha][name])
-            return self._bytes(data, {"X-Repo-Commit": sha, "ETag": f'"{_oid(data)}"', "Accept-Ranges": "bytes"})
+            return self._bytes(
+                data, {"X-Repo-Commit": sha, "ETag": f'"{_oid(data)}"', "Accept-Ranges": "bytes"}
+            )
         self._json({"error": "not found"}, 404)
 
     def do_PUT(self) -> None:
@@ -94,10 +111,15 @@ class Handler(BaseHTTPRequestHandler):
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             there = name in self.state.repos
             self.state.repos.setdefault(name, Repo())
-            return self._json({"url": f"{self._address()}/{name}", "id": name}, 409 if there else 200)
+            return self._json(
+                {"url": f"{self._address()}/{name}", "id": name}, 409 if there else 200
+            )
         if parts[2:] == ["info", "lfs", "objects", "batch"]:
             href = f"{self._address()}/lfs/"
-            rows = [{**o, "actions": {"upload": {"href": href + o["oid"]}}} for o in json.loads(body)["objects"]]
+            rows = [
+                {**o, "actions": {"upload": {"href": href + o["oid"]}}}
+                for o in json.loads(body)["objects"]
+            ]
             return self._json({"transfer": "basic", "objects": rows})
         repo = self.state.repos.get("/".join(parts[2:4]))
         if repo is None:
@@ -107,7 +129,14 @@ class Handler(BaseHTTPRequestHandler):
             for file in json.loads(body)["files"]:
                 known = files.get(file["path"])
                 oid = None if known is None else _oid(known)
-                rows.append({"path": file["path"], "shouldIgnore": False, "uploadMode": self._mode(file), "oid": oid})
+                rows.append(
+                    {
+                        "path": file["path"],
+                        "shouldIgnore": False,
+                        "uploadMode": self._mode(file),
+                        "oid": oid,
+                    }
+                )
             return self._json({"files": rows})
         if parts[4] == "tag":
             asked = json.loads(body)
@@ -131,7 +160,9 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = self.state.blobs[value["oid"]]
             if line["key"] == "deletedFile":
                 del files[value["path"]]
-        sha = hashlib.sha1(json.dumps([head, {n: _oid(d) for n, d in sorted(files.items())}]).encode()).hexdigest()
+        sha = hashlib.sha1(
+            json.dumps([head, {n: _oid(d) for n, d in sorted(files.items())}]).encode()
+        ).hexdigest()
         repo.commits[sha], repo.names["main"] = files, sha
         self._json(
             {
@@ -194,7 +225,9 @@ def serve() -> Iterator[tuple[str, State]]:
     """Address and state of a server that runs until the block ends."""
     state = State()
     server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", state

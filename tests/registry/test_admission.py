@@ -17,10 +17,10 @@ import pytest
 
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, UnknownSchema
 from kvbridge.files import SUMS, parse_json, sums_of
-from kvbridge.registry.admission import MAX_PARSE_BYTES, Policy, admit
-from kvbridge.registry.finite import FiniteScan
-from kvbridge.registry.kinds import folder_files
-from kvbridge.registry.store import LocalStore
+from kvbridge.registry.store.admission import MAX_PARSE_BYTES, Policy, admit
+from kvbridge.registry.store.finite import FiniteScan
+from kvbridge.registry.store.kinds import folder_files
+from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 CHUNK_BYTES = 1 << 20
@@ -49,7 +49,9 @@ def test_every_flipped_bit_and_every_truncation_is_refused(store, asset, name):
     whole = (asset / name).read_bytes()
     spots = range(0, len(whole), max(1, len(whole) // 12))
     for spot in spots:
-        (asset / name).write_bytes(whole[:spot] + bytes([whole[spot] ^ 1 << spot % 8]) + whole[spot + 1 :])
+        (asset / name).write_bytes(
+            whole[:spot] + bytes([whole[spot] ^ 1 << spot % 8]) + whole[spot + 1 :]
+        )
         refused(store, asset)
         (asset / name).write_bytes(whole[:spot])
         refused(store, asset)
@@ -66,7 +68,10 @@ def header(files, change):
     body = json.loads(data[8 : 8 + length])
     change(body)
     raw = json.dumps(body).encode()
-    return {**files, "weights.safetensors": len(raw).to_bytes(8, "little") + raw + data[8 + length :]}
+    return {
+        **files,
+        "weights.safetensors": len(raw).to_bytes(8, "little") + raw + data[8 + length :],
+    }
 
 
 def first(body):
@@ -82,9 +87,13 @@ LIES = {
     "a float shape": lambda b: first(b).update(shape=[2.0]),
     "integers": lambda b: first(b).update(dtype="I32"),
     "an unknown dtype": lambda b: first(b).update(dtype="F8_PICKLE"),
-    "one tensor more": lambda b: b.update(extra={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
+    "one tensor more": lambda b: b.update(
+        extra={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    ),
     "one tensor less": lambda b: b.pop(min(k for k in b if k != "__metadata__")),
-    "a path as name": lambda b: b.update({"../../x": b.pop(min(k for k in b if k != "__metadata__"))}),
+    "a path as name": lambda b: b.update(
+        {"../../x": b.pop(min(k for k in b if k != "__metadata__"))}
+    ),
     "other metadata": lambda b: b.update(__metadata__={"kvbridge": "0" * 64}),
     "metadata of another type": lambda b: b.update(__metadata__=[1]),
 }
@@ -99,18 +108,28 @@ def test_a_header_that_lies(store, tmp_path, lie):
 def test_a_header_length_that_lies(store, tmp_path, length):
     files = assets.files()
     data = files["weights.safetensors"]
-    refused(store, write(tmp_path / "bad", {**files, "weights.safetensors": length.to_bytes(8, "little") + data[8:]}))
+    refused(
+        store,
+        write(
+            tmp_path / "bad",
+            {**files, "weights.safetensors": length.to_bytes(8, "little") + data[8:]},
+        ),
+    )
 
 
 def test_a_hundred_thousand_tensors_and_a_hundred_thousand_layers(store, tmp_path):
     files = assets.files()
     body = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}
     raw = json.dumps(body).encode()
-    many = write(tmp_path / "tensors", {**files, "weights.safetensors": len(raw).to_bytes(8, "little") + raw})
+    many = write(
+        tmp_path / "tensors", {**files, "weights.safetensors": len(raw).to_bytes(8, "little") + raw}
+    )
     refused(store, many, "tensors, more than|MiB|bytes, the manifest")
     manifest = json.loads(files["manifest.json"])
     manifest["receiver"]["layers"] *= 25_000
-    refused(store, write(tmp_path / "layers", {**files, "manifest.json": json.dumps(manifest).encode()}))
+    refused(
+        store, write(tmp_path / "layers", {**files, "manifest.json": json.dumps(manifest).encode()})
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -119,15 +138,27 @@ def test_weights_that_are_not_finite(store, tmp_path, kind, value):
     files = assets.files(dtype=kind)
     data = bytearray(files["weights.safetensors"])
     data[-np.dtype(kind).itemsize :] = np.asarray([value], kind).tobytes()
-    refused(store, write(tmp_path / "bad", {**files, "weights.safetensors": bytes(data)}), "NaN or infinity")
+    refused(
+        store,
+        write(tmp_path / "bad", {**files, "weights.safetensors": bytes(data)}),
+        "NaN or infinity",
+    )
 
 
 def test_finiteness_of_bfloat16_across_any_chunks():
     from kvbridge.files import Header
 
-    head = Header({}, {"a": ("BF16", (9,), (0, 18)), "b": ("F64", (2,), (18, 34)), "c": ("U8", (1,), (34, 35))})
+    head = Header(
+        {},
+        {"a": ("BF16", (9,), (0, 18)), "b": ("F64", (2,), (18, 34)), "c": ("U8", (1,), (34, 35))},
+    )
     good = np.full(9, 0x7F7F, "<u2").tobytes() + np.full(2, 1e308).tobytes() + b"\xff"
-    for spot, pattern in {6: b"\x80\x7f", 8: b"\xc1\xff", 16: b"\x80\xff", 18: np.float64("nan").tobytes()}.items():
+    for spot, pattern in {
+        6: b"\x80\x7f",
+        8: b"\xc1\xff",
+        16: b"\x80\xff",
+        18: np.float64("nan").tobytes(),
+    }.items():
         bad = good[:spot] + pattern + good[spot + len(pattern) :]
         for chunk in (1, 2, 3, 5, 16, 99):
             for data, found in ((good, False), (bad, True)):
@@ -181,7 +212,8 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "name", ["weights.bin", "weights.pkl", "data.zip", "MANIFEST.JSON", "manifest.json ", ".hidden", "é"]
+    "name",
+    ["weights.bin", "weights.pkl", "data.zip", "MANIFEST.JSON", "manifest.json ", ".hidden", "é"],
 )
 def test_more_files_than_an_asset_has(store, tmp_path, name):
     refused(store, write(tmp_path / "bad", {**assets.files(), name: b"x"}), "found")
@@ -193,7 +225,9 @@ def test_a_pickle_or_an_archive_instead_of_weights_is_not_opened(store, tmp_path
             return (open, (str(tmp_path / "pwned"), "w"))
 
     for index, data in enumerate((pickle.dumps(Payload()), bomb())):
-        refused(store, write(tmp_path / f"bad{index}", {**assets.files(), "weights.safetensors": data}))
+        refused(
+            store, write(tmp_path / f"bad{index}", {**assets.files(), "weights.safetensors": data})
+        )
     assert not (tmp_path / "pwned").exists()
 
 
@@ -208,7 +242,9 @@ CHANGES = {
     "no scores": lambda b: b.update(scores={"split": "test"}),
     "scores that are not numbers": lambda b: b["scores"].update(v_r2=["0.9"]),
     "scores of fewer layers": lambda b: b["scores"].update(v_r2=[]),
-    "scores of no layer": lambda b: b["scores"].update(layers=[], k_r2=[], v_r2=[], attention_cosine=[]),
+    "scores of no layer": lambda b: b["scores"].update(
+        layers=[], k_r2=[], v_r2=[], attention_cosine=[]
+    ),
     "control scores that are not numbers": lambda b: b["scores"]["token_only"].update(v_r2=["0.9"]),
     "control scores of fewer layers": lambda b: b["scores"]["token_only"].update(k_r2=[]),
     "half of the control's scores": lambda b: b["scores"]["token_only"].pop("k_r2"),
@@ -222,7 +258,9 @@ CHANGES = {
     "another size": lambda b: b.update(weights_bytes=1),
     "other parameters": lambda b: b.update(parameters=1),
     "a head that is not there": lambda b: b["maps"][0]["groups"][0].update(heads=[0, 7]),
-    "a layer that is not there": lambda b: b["maps"][0]["groups"][0].update(blocks=[[9, "k", None]]),
+    "a layer that is not there": lambda b: b["maps"][0]["groups"][0].update(
+        blocks=[[9, "k", None]]
+    ),
     "a trillion heads": lambda b: b["receiver"]["layers"][1]["streams"][0].update(heads=10**12),
 }
 
@@ -257,7 +295,9 @@ def test_json_that_is_none(raw):
 COSTLY = {
     "many keys": lambda: b"{" + b",".join(b'"%d":0' % i for i in range((1 << 20) - 4)) + b"}",
     "wide characters": lambda: b'["' + "\U0001f600".encode() + b"a" * ((16 << 20) - 8) + b'"]',
-    "wide strings": lambda: b"[" + b",".join(b'"%d\xf0\x9f\x98\x80"' % i for i in range((1 << 20) - 4)) + b"]",
+    "wide strings": lambda: (
+        b"[" + b",".join(b'"%d\xf0\x9f\x98\x80"' % i for i in range((1 << 20) - 4)) + b"]"
+    ),
 }
 MEASURE = """
 import pathlib, re, sys
@@ -282,7 +322,7 @@ def test_reading_json_stays_within_twice_the_declared_memory(tmp_path, sort):
 
 def test_admission_holds_chunks_not_files(tmp_path, monkeypatch):
     """The memory of a check does not grow with the weights: some chunks, of whatever size."""
-    monkeypatch.setattr("kvbridge.registry.stream.CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("kvbridge.registry.store.stream.CHUNK_BYTES", CHUNK_BYTES)
     sender, receiver = assets.geometry("a/s", width=256), assets.geometry("a/r", width=256)
     folder = assets.build(tmp_path / "big", sender, receiver, dtype=np.float64)
     size = (folder / "weights.safetensors").stat().st_size
@@ -303,7 +343,7 @@ def test_a_file_that_changes_while_it_is_read(store, asset, monkeypatch):
             file.truncate(100)
         real(self, data)
 
-    monkeypatch.setattr("kvbridge.registry.stream.CHUNK_BYTES", 256)
+    monkeypatch.setattr("kvbridge.registry.store.stream.CHUNK_BYTES", 256)
     monkeypatch.setattr(FiniteScan, "update", update)
     refused(store, asset, "changed while", FileError)
 
@@ -347,4 +387,6 @@ def test_a_calibration_is_bounded(tmp_path, asset):
         ref = LocalStore(store.home).publish(asset)
         many = {f"t{i}": np.ones(100, np.float32) for i in range(8)}
         with pytest.raises((CorruptFile, Refused), match="more than the"):
-            store.attach(assets.calibration(tmp_path / str(policy.max_tensors), ref.digest, tensors=many))
+            store.attach(
+                assets.calibration(tmp_path / str(policy.max_tensors), ref.digest, tensors=many)
+            )

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.registry.campaign import campaign
+from benchmarks.faults.campaign import campaign
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from kvbridge.registry import catalog
+from kvbridge.registry.store import catalog
 from tests.registry import assets
 
 
@@ -32,7 +32,9 @@ def test_deleted(filled):
     assert listed(filled) == before
 
 
-@pytest.mark.parametrize("damage", ["truncated", "zeros", "text", "empty", "flipped", "foreign", "a folder"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "zeros", "text", "empty", "flipped", "foreign", "a folder"]
+)
 def test_damaged(filled, damage):
     before, path = listed(filled), filled.home / "catalog.sqlite"
     data = bytearray(path.read_bytes())
@@ -46,7 +48,11 @@ def test_damaged(filled, damage):
         path.mkdir()
     else:
         middle = len(data) // 2
-        flipped = data[:middle] + bytes(b ^ 0xFF for b in data[middle : middle + 2048]) + data[middle + 2048 :]
+        flipped = (
+            data[:middle]
+            + bytes(b ^ 0xFF for b in data[middle : middle + 2048])
+            + data[middle + 2048 :]
+        )
         changed = {
             "truncated": data[:5000],
             "zeros": bytes(len(data)),
@@ -80,11 +86,15 @@ def test_migrated_from_every_older_version(filled, monkeypatch):
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             for step in catalog.MIGRATIONS[:version]:
                 db.executescript(step)
-            db.execute("INSERT INTO objects VALUES ('x', 'controls', '{\"translator\": \"y\"}', NULL)")
+            db.execute(
+                "INSERT INTO objects VALUES ('x', 'controls', '{\"translator\": \"y\"}', NULL)"
+            )
             db.execute(f"PRAGMA application_id = {catalog.APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {version}")
             catalog._prepare(db)
-            assert db.execute("SELECT translator FROM objects WHERE digest = 'x'").fetchone() == ("y",)
+            assert db.execute("SELECT translator FROM objects WHERE digest = 'x'").fetchone() == (
+                "y",
+            )
             assert db.execute("PRAGMA user_version").fetchone()[0] == catalog.SCHEMA
         assert listed(filled) == before
 
@@ -99,7 +109,7 @@ def test_wrong_rows_are_noticed(filled):
 
 
 def test_another_process_changes_the_store(filled, tmp_path):
-    from kvbridge.registry.store import LocalStore
+    from kvbridge.registry.store.store import LocalStore
 
     listed(filled)
     other = LocalStore(filled.home)

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kvbridge.registry.cli import registry_app
+from kvbridge.cli.registry import registry_app
 from tests.registry import assets
 
 PAIR = "org/sender..org/receiver"
@@ -109,10 +109,13 @@ def test_offline(run, monkeypatch):
 
 
 def test_names_from_assets_cannot_reach_the_terminal(run, fitted, tmp_path):
-    from kvbridge.registry.display import clean
+    from kvbridge.registry.store.naming import clean
 
     assert clean("a\x1b[2Jb\nc\u202e") == "a [2Jb c "
-    run("add", assets.build(tmp_path / "m", assets.geometry("org/[red]x[/red]"), assets.geometry("org/r")))
+    run(
+        "add",
+        assets.build(tmp_path / "m", assets.geometry("org/[red]x[/red]"), assets.geometry("org/r")),
+    )
     assert "org/[red]x[/red]..org/r@main" in run("ls")
 
 

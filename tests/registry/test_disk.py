@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvbridge.errors import StoreError
-from kvbridge.registry.store import LocalStore
+from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 
@@ -22,7 +22,9 @@ def mounted(path, options):
     done = (
         None
         if mount is None
-        else subprocess.run([mount, "-t", "tmpfs", "-o", options, "kvbridge-test", path], capture_output=True)
+        else subprocess.run(
+            [mount, "-t", "tmpfs", "-o", options, "kvbridge-test", path], capture_output=True
+        )
     )
     if done is None or done.returncode:
         pytest.skip("mounting a tmpfs is refused here")
@@ -35,7 +37,10 @@ def mounted(path, options):
 def test_a_full_disk(tmp_path, asset):
     """Fill the disk byte by byte around what a publish needs: it says so, and what was there stays whole."""
     large = assets.build(
-        tmp_path / "large", assets.geometry("a/s", width=64), assets.geometry("a/r", width=64), dtype=np.float64
+        tmp_path / "large",
+        assets.geometry("a/s", width=64),
+        assets.geometry("a/r", width=64),
+        dtype=np.float64,
     )
     with mounted(tmp_path / "small", "size=700k") as disk:
         store = LocalStore(disk / "home")

@@ -7,16 +7,22 @@ import json
 import pytest
 
 from kvbridge.errors import CorruptFile, Refused, UnknownSchema
-from kvbridge.registry.evaluation import CONTROLS, evaluation
-from kvbridge.registry.hub import Hub
-from kvbridge.registry.store import LocalStore
+from kvbridge.registry.hub.evaluation import CONTROLS, evaluation
+from kvbridge.registry.hub.hub import Hub
+from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 REPO = "org/pair"
 
 
 def figures(recovery):
-    return {"n": 12, "recovery": recovery, "recovery_ci": [recovery - 0.05, recovery + 0.05], "kl": None, "kl_ci": None}
+    return {
+        "n": 12,
+        "recovery": recovery,
+        "recovery_ci": [recovery - 0.05, recovery + 0.05],
+        "kl": None,
+        "kl_ci": None,
+    }
 
 
 def summary(path, digest, *, change=None):
@@ -55,16 +61,48 @@ def test_every_condition_stands_in_the_table(store, published, tmp_path):
 
 
 CHANGES = {
-    "another translator": (lambda b: b["pair"].update(translator_digest="0" * 64), Refused, "expected"),
-    "another sender": (lambda b: b["pair"].update(sender_digest="0" * 64), Refused, "sender_digest"),
+    "another translator": (
+        lambda b: b["pair"].update(translator_digest="0" * 64),
+        Refused,
+        "expected",
+    ),
+    "another sender": (
+        lambda b: b["pair"].update(sender_digest="0" * 64),
+        Refused,
+        "sender_digest",
+    ),
     "no pair": (lambda b: b.pop("pair"), CorruptFile, "summary.json"),
     "another schema": (lambda b: b.update(schema=2), UnknownSchema, "schema"),
-    "a control less": (lambda b: b["conditions"].pop("token_only"), Refused, "token_only was not measured"),
-    "no translation": (lambda b: b["conditions"].pop("translated"), Refused, "translated was not measured"),
-    "a hostile name": (lambda b: b["conditions"].update({"a | b\n": figures(0.1)}), CorruptFile, "by name"),
-    "text for a number": (lambda b: b["conditions"]["native"].update(recovery="1 | x"), CorruptFile, "not a number"),
-    "a huge number": (lambda b: b["conditions"]["native"].update(recovery_ci=[1e308, 2]), CorruptFile, "not a number"),
-    "figures of another type": (lambda b: b["conditions"].update(native=[1]), CorruptFile, "figures of native"),
+    "a control less": (
+        lambda b: b["conditions"].pop("token_only"),
+        Refused,
+        "token_only was not measured",
+    ),
+    "no translation": (
+        lambda b: b["conditions"].pop("translated"),
+        Refused,
+        "translated was not measured",
+    ),
+    "a hostile name": (
+        lambda b: b["conditions"].update({"a | b\n": figures(0.1)}),
+        CorruptFile,
+        "by name",
+    ),
+    "text for a number": (
+        lambda b: b["conditions"]["native"].update(recovery="1 | x"),
+        CorruptFile,
+        "not a number",
+    ),
+    "a huge number": (
+        lambda b: b["conditions"]["native"].update(recovery_ci=[1e308, 2]),
+        CorruptFile,
+        "not a number",
+    ),
+    "figures of another type": (
+        lambda b: b["conditions"].update(native=[1]),
+        CorruptFile,
+        "figures of native",
+    ),
     "a headline of another type": (lambda b: b.update(headline=None), CorruptFile, "headline"),
 }
 
@@ -73,12 +111,20 @@ CHANGES = {
 def test_a_summary_that_does_not_belong_here(store, published, tmp_path, name):
     change, error, match = CHANGES[name]
     with pytest.raises(error, match=match) as raised:
-        evaluation(summary(tmp_path / "s.json", published, change=change), published, store.manifest(published))
+        evaluation(
+            summary(tmp_path / "s.json", published, change=change),
+            published,
+            store.manifest(published),
+        )
     assert "\n" not in str(raised.value)
 
 
-def test_the_repository_s_card_has_the_table_and_the_asset_its_own_card(store, published, hub, tmp_path):
-    section = evaluation(summary(tmp_path / "s.json", published), published, store.manifest(published))
+def test_the_repository_s_card_has_the_table_and_the_asset_its_own_card(
+    store, published, hub, tmp_path
+):
+    section = evaluation(
+        summary(tmp_path / "s.json", published), published, store.manifest(published)
+    )
     plain = Hub(hub[0]).push(store, published, REPO)
     pushed = Hub(hub[0]).push(store, published, REPO, section=section)
     assert pushed.tag != plain.tag

@@ -10,18 +10,33 @@ import os
 import random
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kvbridge.registry.store import LocalStore
-from tests.registry import assets, ptrace
-from tests.registry.powerloss import Machine
+from benchmarks.faults import ptrace
+from benchmarks.faults.powerloss import Machine
+from kvbridge.registry.store.store import LocalStore
+from tests.registry import assets
 
 WHY_NOT = ptrace.available()
 ALL = os.environ.get("KVBRIDGE_FAULTS") == "all"
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"system calls cannot be traced here: {WHY_NOT}")
-CHANGING = {"openat", "mkdir", "write", "pwrite64", "fsync", "fdatasync", "rename", "ftruncate", "unlink", "rmdir"}
+pytestmark = pytest.mark.skipif(
+    WHY_NOT is not None, reason=f"system calls cannot be traced here: {WHY_NOT}"
+)
+CHANGING = {
+    "openat",
+    "mkdir",
+    "write",
+    "pwrite64",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "ftruncate",
+    "unlink",
+    "rmdir",
+}
 
 
 class World:
@@ -29,7 +44,10 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
-        self.old_asset, self.new_asset = assets.build(folder / "old"), assets.build(folder / "new", seed=1)
+        self.old_asset, self.new_asset = (
+            assets.build(folder / "old"),
+            assets.build(folder / "new", seed=1),
+        )
         template = LocalStore(folder / "template")
         self.new = template.publish(self.new_asset).digest
         template.collect()
@@ -62,7 +80,9 @@ class World:
 @pytest.fixture(scope="module")
 def world():
     folder = Path(
-        tempfile.mkdtemp(prefix="kvbridge-faults-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        tempfile.mkdtemp(
+            prefix="kvbridge-faults-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        )
     )
     yield World(folder)
     shutil.rmtree(folder)
@@ -70,7 +90,11 @@ def world():
 
 def share(points: int, offset: int, wanted: int) -> range:
     """Every point, or about `wanted` of them evenly."""
-    return range(points) if ALL else range(offset % max(1, points // wanted), points, max(1, points // wanted))
+    return (
+        range(points)
+        if ALL
+        else range(offset % max(1, points // wanted), points, max(1, points // wanted))
+    )
 
 
 def test_killed_at_the_boundaries_of_a_publish(world):
@@ -103,7 +127,9 @@ def test_killed_at_the_boundaries_of_a_removal(world):
         now = store.ref("translator", world.ref.scope)
         seen.add(now)
         assert now in (None, world.ref)
-        left = sorted(p.name for f in ("refs", "objects", "tmp", "trash") for p in (world.home / f).iterdir())
+        left = sorted(
+            p.name for f in ("refs", "objects", "tmp", "trash") for p in (world.home / f).iterdir()
+        )
         assert left == ([] if now is None else sorted([f"{now.key}.json", now.digest]))
         assert store.publish(world.old_asset) == world.ref
     assert seen == {None, world.ref}, "the kills were to fall on both sides"
@@ -113,12 +139,22 @@ def test_killed_at_the_boundaries_of_a_removal(world):
 def test_a_system_call_that_fails(world, code):
     """Every call in turn fails: it ends well or with one of our errors, and what was there before is intact."""
     store, number = world.fresh(), getattr(errno, code)
-    run = [c for c in ptrace.calls(lambda: store.publish(world.new_asset)) if isinstance(c, ptrace.Call)]
-    points = [i for i, call in enumerate(run) if call.name in (ptrace.CALLS.values() if code == "EIO" else CHANGING)]
+    run = [
+        c
+        for c in ptrace.calls(lambda: store.publish(world.new_asset))
+        if isinstance(c, ptrace.Call)
+    ]
+    points = [
+        i
+        for i, call in enumerate(run)
+        if call.name in (ptrace.CALLS.values() if code == "EIO" else CHANGING)
+    ]
     unsynced = []
     for index in share(len(points), number, 10):
         store = world.fresh()
-        *done, ended = ptrace.calls(lambda: store.publish(world.new_asset), fail=(points[index], number))  # noqa: B023
+        *done, ended = ptrace.calls(
+            partial(store.publish, world.new_asset), fail=(points[index], number)
+        )
         assert ended in (0, 3), f"{code} at {run[points[index]]} ended with {ended}"
         now = world.check(world.home, {world.new} if ended == 0 else {world.old, world.new})
         failed = done[points[index]]
@@ -126,14 +162,20 @@ def test_a_system_call_that_fails(world, code):
         if failed.name == "fsync" and now == world.new and ended == 0:
             unsynced.append(points[index])
     first_catalog = next(i for i, c in enumerate(run) if any("catalog" in p for p in c.paths))
-    assert all(point > first_catalog for point in unsynced), "success was reported though an fsync had failed"
+    assert all(point > first_catalog for point in unsynced), (
+        "success was reported though an fsync had failed"
+    )
 
 
 def test_power_loss_at_any_moment_of_a_publish(world, tmp_path):
     """Unsynced data dropped in many ways after every call; what was reported as published is there."""
     store = world.fresh()
     machine = Machine(world.home)
-    run = [c for c in ptrace.calls(lambda: store.publish(world.new_asset)) if isinstance(c, ptrace.Call)]
+    run = [
+        c
+        for c in ptrace.calls(lambda: store.publish(world.new_asset))
+        if isinstance(c, ptrace.Call)
+    ]
     commit = max(i for i, c in enumerate(run) if c.name == "fsync" and not _of_catalog(run, i))
     chance, seen, to = random.Random(0), set(), world.folder / "after"
     for index, call in enumerate(run):

@@ -1,4 +1,4 @@
-"""A short run of what `tests.registry.fuzz` does for hours; docs/registry-faults.md has the long run."""
+"""A short run of what `benchmarks.faults.fuzz` does for hours; docs/registry-faults.md has the long run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.registry.mutate import mutate
-from tests.registry.readers import one, seeds
+from benchmarks.faults.mutate import mutate
+from benchmarks.faults.readers import one, seeds
 
 
 def flip(chance: random.Random):
@@ -20,7 +20,9 @@ def flip(chance: random.Random):
         changed = bytearray(data)
         for _ in range(chance.choice((1, 1, 2, 8))):
             spot = chance.randrange(len(changed) + 1)
-            changed[spot : spot + chance.choice((0, 1, 1, 4))] = chance.randbytes(chance.choice((0, 1, 1, 8)))
+            changed[spot : spot + chance.choice((0, 1, 1, 4))] = chance.randbytes(
+                chance.choice((0, 1, 1, 8))
+            )
         return bytes(changed[:most])
 
     return change
@@ -41,7 +43,7 @@ def test_atheris(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "tests.registry.fuzz",
+        "benchmarks.faults.fuzz",
         str(tmp_path / "corpus"),
         "--plain",
         "-runs=100000",
@@ -49,6 +51,8 @@ def test_atheris(tmp_path):
         f"-artifact_prefix={tmp_path}/",
     ]
     # A process starts with the peak memory of the one that forked it, here that of all tests before: a shell comes between.
-    done = subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", '"$@"; exit $?', "sh", *command], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Done 100000 runs" in done.stderr

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvbridge.errors import CorruptFile, Refused, StoreError, TransferFailed
-from kvbridge.registry.hub import Hub
-from kvbridge.registry.store import LocalStore
+from kvbridge.registry.hub.hub import Hub
+from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 REPO = "org/pair"
@@ -30,7 +30,11 @@ def test_push_is_one_commit_and_a_tag_and_pull_gives_the_same_bytes(store, pushe
         assert (other.path(ref.digest) / path.name).read_bytes() == path.read_bytes()
     controls = other.attached(ref.digest, "controls")
     assert controls is not None
-    assert sorted(p.name for p in controls.iterdir()) == ["SHA256SUMS", "controls.safetensors", "manifest.json"]
+    assert sorted(p.name for p in controls.iterdir()) == [
+        "SHA256SUMS",
+        "controls.safetensors",
+        "manifest.json",
+    ]
     assert not any((other.home / "downloads" / "org--pair").glob("*"))
 
 
@@ -93,7 +97,9 @@ def test_the_card_names_models_commits_and_licences(pushed, hub):
         assert part in card
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "manifest.json", "SHA256SUMS", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "manifest.json", "SHA256SUMS", "README.md"]
+)
 def test_what_was_altered_on_the_way_is_refused(pushed, hub, tmp_path, name):
     data = bytearray(hub[1].repos[REPO].commits[pushed[1].commit][name])
     data[len(data) // 2] ^= 1
@@ -115,20 +121,29 @@ def test_a_broken_download_goes_on_and_nothing_partial_is_published(pushed, hub,
     assert other.verify(pushed[0].digest).digest == pushed[0].digest
 
 
-@pytest.mark.parametrize("name", ["../../evil", "weights.pkl", "controls/../x/y", "pytorch_model.bin", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["../../evil", "weights.pkl", "controls/../x/y", "pytorch_model.bin", "a\0b"]
+)
 def test_other_files_of_a_repository_are_not_even_fetched(pushed, hub, tmp_path, name):
     repo = hub[1].repos[REPO]
     repo.commits[repo.names["main"]][name] = b"payload"
     other = LocalStore(tmp_path / "other")
     assert Hub(hub[0]).pull(other, REPO).digest == pushed[0].digest
-    assert not [r for r in hub[1].requests if r.startswith("GET") and ("evil" in r or ".pkl" in r or ".bin" in r)]
+    assert not [
+        r
+        for r in hub[1].requests
+        if r.startswith("GET") and ("evil" in r or ".pkl" in r or ".bin" in r)
+    ]
     assert not list(tmp_path.rglob("evil"))
 
 
 def test_offline_mode_is_said_clearly(store, asset, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     ref = store.publish(asset)
-    for action in (lambda: Hub("http://127.0.0.1:1").push(store, ref.digest, REPO), lambda: Hub().pull(store, REPO)):
+    for action in (
+        lambda: Hub("http://127.0.0.1:1").push(store, ref.digest, REPO),
+        lambda: Hub().pull(store, REPO),
+    ):
         with pytest.raises(TransferFailed, match="HF_HUB_OFFLINE"):
             action()
 

@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from kvbridge.errors import TransferFailed
-from kvbridge.registry.disk import Disk
-from kvbridge.registry.hub import Hub
-from kvbridge.registry.refs import Refs
-from kvbridge.registry.store import LocalStore
+from kvbridge.registry.hub.hub import Hub
+from kvbridge.registry.store.disk import Disk
+from kvbridge.registry.store.refs import Refs
+from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 
@@ -66,7 +66,9 @@ def test_attachments_of_a_translator_that_is_named_again_stay(store, asset, tmp_
     assert store.attached(ref.digest, "controls") == store.path(bound.digest)
 
 
-def test_a_collection_does_not_even_move_what_was_named_since_its_plan(store, asset, newer, monkeypatch):
+def test_a_collection_does_not_even_move_what_was_named_since_its_plan(
+    store, asset, newer, monkeypatch
+):
     """Somebody may be reading it."""
     ref = store.publish(asset)
     store.publish(newer)
@@ -94,7 +96,12 @@ def test_downloads_that_another_pull_removed(store, asset, hub, tmp_path, monkey
     store.attach(assets.controls(tmp_path / "c", ref.digest))
     Hub(hub[0]).push(store, ref.digest, "org/pair")
     other = LocalStore(tmp_path / "other")
-    before(monkeypatch, LocalStore, moment, lambda: shutil.rmtree(other.home / "downloads" / "org--pair"))
+    before(
+        monkeypatch,
+        LocalStore,
+        moment,
+        lambda: shutil.rmtree(other.home / "downloads" / "org--pair"),
+    )
     with pytest.raises(TransferFailed, match="pull again"):
         Hub(hub[0]).pull(other, "org/pair")
     assert Hub(hub[0]).pull(other, "org/pair").digest == ref.digest

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from kvbridge.errors import Refused, UsageError
-from kvbridge.registry.admission import Policy
-from kvbridge.registry.hub import Hub
-from kvbridge.registry.kinds import folder_files
-from kvbridge.registry.refs import Refs
-from kvbridge.registry.signing import sign, verify_statement
-from kvbridge.registry.store import LocalStore
+from kvbridge.registry.hub.hub import Hub
+from kvbridge.registry.store.admission import Policy
+from kvbridge.registry.store.kinds import folder_files
+from kvbridge.registry.store.refs import Refs
+from kvbridge.registry.store.signing import sign, verify_statement
+from kvbridge.registry.store.store import LocalStore
 
 pytest.importorskip("model_signing", reason="needs the package model-signing (extra `sign`)")
 
@@ -29,7 +29,9 @@ def keys(tmp_path):
         key = ec.generate_private_key(ec.SECP256R1())
         private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
         plain = serialization.NoEncryption()
-        private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+        private.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        )
         spki = serialization.PublicFormat.SubjectPublicKeyInfo
         public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, spki))
         found.append((private, public))
@@ -38,7 +40,9 @@ def keys(tmp_path):
 
 @pytest.fixture
 def strict(tmp_path, keys):
-    return LocalStore(tmp_path / "strict", Policy(require_signature=True, public_keys=(keys[0][1],)))
+    return LocalStore(
+        tmp_path / "strict", Policy(require_signature=True, public_keys=(keys[0][1],))
+    )
 
 
 def test_signed_assets_enter_and_others_do_not(store, strict, asset, newer, keys, tmp_path):
@@ -57,7 +61,9 @@ def test_signed_assets_enter_and_others_do_not(store, strict, asset, newer, keys
     assert strict.attached(digest, "signature") is not None
 
 
-def test_an_older_version_is_refused_and_a_newer_one_replaces(store, strict, asset, newer, keys, tmp_path):
+def test_an_older_version_is_refused_and_a_newer_one_replaces(
+    store, strict, asset, newer, keys, tmp_path
+):
     old, new = store.publish(asset).digest, store.publish(newer).digest
     for digest, version, name in ((old, 1, "v1"), (new, 2, "v2"), (old, 3, "v3")):
         sign(digest, version, keys[0][0], tmp_path / name)
@@ -69,12 +75,16 @@ def test_an_older_version_is_refused_and_a_newer_one_replaces(store, strict, ass
     assert strict.publish(asset, signature=tmp_path / "v3").signed_version == 3
 
 
-def test_of_two_signed_writers_the_newer_version_stays(store, strict, asset, newer, keys, tmp_path, monkeypatch):
+def test_of_two_signed_writers_the_newer_version_stays(
+    store, strict, asset, newer, keys, tmp_path, monkeypatch
+):
     """The older one has looked at the version that stands, the newer one comes, the older one commits."""
     for path, version in ((asset, 1), (newer, 2)):
         sign(store.publish(path).digest, version, keys[0][0], tmp_path / f"v{version}")
     other = LocalStore(strict.home, strict.policy)
-    late = threading.Thread(target=other.publish, args=(newer,), kwargs={"signature": tmp_path / "v2"})
+    late = threading.Thread(
+        target=other.publish, args=(newer,), kwargs={"signature": tmp_path / "v2"}
+    )
     real = Refs.draft
 
     def draft(self, ref, stage):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvbridge.errors import CorruptFile, NotInStore, Refused, StoreError, UsageError
-from kvbridge.registry.store import LocalStore, default_home
+from kvbridge.registry.store.store import LocalStore, default_home
 from tests.registry import assets
 
 SENDER, RECEIVER = assets.geometry("org/sender"), assets.geometry("org/receiver", width=6)
@@ -121,7 +121,7 @@ def test_publishing_over_a_damaged_object_replaces_it(store, asset):
 
 def test_an_intact_object_that_this_version_refuses_stays(store, asset, monkeypatch):
     ref = store.publish(asset)
-    monkeypatch.setattr("kvbridge.manifest.SCHEMA", "kvbridge.translator/2")
+    monkeypatch.setattr("kvbridge.asset.manifest.SCHEMA", "kvbridge.translator/2")
     with pytest.raises(Exception, match="use the matching kvbridge"):
         store.verify(ref.digest)
     assert store.path(ref.digest).is_dir()
@@ -180,7 +180,12 @@ def test_many_writers_of_one_pair_next_to_collections(store, tmp_path, monkeypat
             LocalStore(store.home).collect()
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda job: job[0](job[1]), [(write, 0), (write, 1), (collect, 0), (write, 2), (collect, 1)]))
+        list(
+            pool.map(
+                lambda job: job[0](job[1]),
+                [(write, 0), (write, 1), (collect, 0), (write, 2), (collect, 1)],
+            )
+        )
     (entry,) = store.entries()
     assert entry.ref.digest in digests
     store.verify(entry.ref.digest)
@@ -248,7 +253,9 @@ def test_tags_are_plain(store, asset, tag):
 
 def test_an_ambiguous_name_is_a_usage_error(store, tmp_path):
     for commit in ("a" * 40, "b" * 40):
-        receiver = assets.geometry("org/receiver", width=6 if commit[0] == "a" else 8, commit=commit)
+        receiver = assets.geometry(
+            "org/receiver", width=6 if commit[0] == "a" else 8, commit=commit
+        )
         store.publish(assets.build(tmp_path / commit, SENDER, receiver))
     with pytest.raises(UsageError, match="stands for 2 assets"):
         store.select("org/sender..org/receiver")
@@ -259,7 +266,7 @@ def test_an_ambiguous_name_is_a_usage_error(store, tmp_path):
 def test_reading_the_store_loads_no_torch(store, asset):
     store.publish(asset)
     code = (
-        "import sys; from kvbridge.registry.store import LocalStore; from kvbridge.registry import hub, cli; "
+        "import sys; from kvbridge.registry.store.store import LocalStore; from kvbridge.registry import hub, cli; "
         f"s = LocalStore({str(store.home)!r}); print(len(s.entries()), s.verify(s.entries()[0].ref.digest).kind); "
         "print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
     )
@@ -284,7 +291,7 @@ def test_an_empty_store_answers(store):
 
 
 def test_policy_limits(tmp_path, asset):
-    from kvbridge.registry.admission import Policy
+    from kvbridge.registry.store.admission import Policy
 
     for policy in (Policy(max_weights_bytes=100), Policy(max_tensors=3)):
         store = LocalStore(tmp_path / "home", policy)

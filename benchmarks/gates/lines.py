@@ -1,0 +1,113 @@
+"""The lines that `benchmarks.gates.pool` collected, as the items of a label."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gates.pool import PARTS, PLAN, receiver_geometry
+from kvbridge.errors import DataError
+from kvbridge.gates.calibrate.config import GateConfig
+from kvbridge.gates.calibrate.items import Attempt, Item
+from kvbridge.gates.labels import LABELS
+from kvbridge.gates.labels.outcomes import Outcome
+from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.geometry import KVGeometry
+
+SENDER_SIDE = ("sender_first", "sender_early", "sender_tail", "tail_loss", "sender_next")
+COLUMNS = frozenset(c for s in SIGNALS.values() for c in s.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Lines by case: `right` the pool itself. `receiver`: the geometry that costs are counted with."""
+
+    cases: dict[str, list[dict[str, Any]]]
+    receiver: KVGeometry
+
+    @classmethod
+    def read(cls, folder: Path) -> Pool:
+        """Every line of both files; a torn last one is left out. Raises DataError where there is none, or where they were
+        collected with other signals than there are."""
+        cases: dict[str, list[dict[str, Any]]] = {}
+        for path in (folder / name for name in PARTS if (folder / name).exists()):
+            for line in path.read_bytes().rpartition(b"\n")[0].splitlines():
+                for row in json.loads(line)["rows"]:
+                    cases.setdefault(row["case"], []).append(row)
+        if "right" not in cases:
+            raise DataError(
+                f"{folder}: expected lines of benchmarks.gates.pool, found none; collect first"
+            )
+        first = next((row["signals"] for row in cases["right"] if "signals" in row), None)
+        if first is not None and (odd := COLUMNS ^ first.keys()):
+            raise DataError(
+                f"{folder}: expected lines with today's signals, found others ({', '.join(sorted(odd))}); collect again"
+            )
+        return cls(cases, receiver_geometry(folder))
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of text, the most frequent first."""
+        return [
+            kind for kind, _ in Counter(row["kind"] for row in self.cases["right"]).most_common()
+        ]
+
+    def items(
+        self, label: str, tau: float | None, kinds: Sequence[str] | None = None
+    ) -> list[Item]:
+        """The pool's requests under one label; they cost what the default signals do."""
+        found = []
+        for row in self.cases["right"]:
+            if (kinds is None or row["kind"] in kinds) and "signals" in row:
+                damaged = damage(row, label, tau)
+                if damaged is not None:
+                    cost = row["handoff_flops"] + gate_flops(row)
+                    found.append(
+                        Item(
+                            row["id"],
+                            row["document"],
+                            row["tokens"],
+                            (Attempt(row["signals"], damaged, cost),),
+                        )
+                    )
+        return found
+
+    def quantile(self, name: str, share: float, kind: str | None = None) -> float | None:
+        """What `share` of the requests (of one kind) lie below in an outcome's number, two digits; None without any."""
+        rows = [r for r in self.cases["right"] if r.get("outcome") and kind in (None, r["kind"])]
+        found = [r["outcome"][name] for r in rows if r["outcome"][name] is not None]
+        return float(f"{np.quantile(found, share):.2g}") if found else None
+
+
+def gate_flops(row: dict[str, Any], signals: Sequence[str] = DEFAULT) -> int:
+    """What these signals cost of one line; all were read, and what several share is counted once."""
+    parts = parts_of(signals)
+    return sum(flops for part, flops in row["gate_flops"].items() if part in parts)
+
+
+def damage(row: dict[str, Any], label: str, tau: float | None) -> bool | None:
+    """What the label says of one line."""
+    limit = tau if tau is not None else LABELS[label].default or 0.0
+    return LABELS[label].damaged(Outcome(**row["outcome"]), limit)
+
+
+def documents_split(
+    items: Sequence[Item], share: float, seed: int
+) -> tuple[list[Item], list[Item]]:
+    """(items of a random `share` of documents, the others)."""
+    names = sorted({i.document for i in items})
+    chosen = set(np.random.default_rng(seed).permutation(names)[: round(share * len(names))])
+    return [i for i in items if i.document in chosen], [
+        i for i in items if i.document not in chosen
+    ]
+
+
+def config_of(label: str, signals: Sequence[str] = DEFAULT) -> GateConfig:
+    """One rung, the default signals."""
+    return GateConfig(label=label, plans=(PLAN,), signals=tuple(signals))

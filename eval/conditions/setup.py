@@ -1,0 +1,176 @@
+"""The models, maps and repair of one evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+import torch
+
+from kvbridge.asset.folder import Asset
+from kvbridge.asset.maps.translator import GroupMap, Translator
+from kvbridge.errors import EvalError
+from kvbridge.eval.conditions.plans import DEFAULT, against, parsed
+from kvbridge.eval.conditions.sharing import SharedTranslator
+from kvbridge.fitting.families.full_head import full_head
+from kvbridge.gates.decide.policy import CalibratedGate, Ladder
+from kvbridge.handoff.bridge import Bridge
+from kvbridge.handoff.evidence import Gate
+from kvbridge.handoff.repair import RepairPlan
+from kvbridge.model.load import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Models, translator and control of one pair, shared by all items. `plan` is the repair of every condition, with its
+    `tail` set to what the condition's name says; `gated` takes it whole. Where the gate was calibrated for several plans, `ladder`
+    tries them as its thresholds expect, and `plan` is the first."""
+
+    sender: Model
+    receiver: Model
+    bridge: Bridge
+    control: Bridge
+    gated: Bridge | None = None
+    plan: RepairPlan = field(default_factory=RepairPlan)
+    ladder: Ladder | None = None
+
+    @classmethod
+    def of(
+        cls,
+        asset: Asset | Translator,
+        controls: Translator,
+        sender: Model,
+        receiver: Model,
+        *,
+        gate: Gate | None = None,
+        plan: RepairPlan | None = None,
+    ) -> Setup:
+        """From an asset (or translator) and its control map. Raises EvalError for a gate whose plans differ in more than their
+        tail, or are not those of `plan`."""
+        plans = plans_of(gate, plan)
+        return cls(
+            sender,
+            receiver,
+            _sharing(asset, sender, receiver),
+            _sharing(controls, sender, receiver),
+            None if gate is None else Bridge(asset, sender=sender, receiver=receiver, gate=gate),
+            plans[0],
+            _ladder(asset, sender, receiver, gate) if len(plans) > 1 else None,
+        )
+
+    @cached_property
+    def raw_bridge(self) -> Bridge | None:
+        """The sender's cache taken as it is (content space, so positions stay right), where shapes and tokens agree."""
+        return raw_bridge(self.sender, self.receiver)
+
+    def defaults(self) -> tuple[str, ...]:
+        """The conditions that a run without a choice takes: routes and controls at both tails, `raw_sender` where shapes
+        allow, and with a gate `gated` and everything it is compared with."""
+        raw = () if self.raw_bridge is None else ("raw_sender",)
+        gate: tuple[str, ...] = ()
+        if self.gated is not None:
+            beside = (n for tail in self.tails for n in against("gated", tail))
+            gate = ("gated", *(n for n in beside if not n.startswith("raw_sender")))
+        return tuple(dict.fromkeys((*DEFAULT, *raw, *gate)))
+
+    @property
+    def plans(self) -> tuple[RepairPlan, ...]:
+        """The repair plans that `gated` may try, cheapest first."""
+        return (
+            (self.plan,)
+            if self.ladder is None
+            else tuple(r.plan for r in self.ladder.calibration.rungs)
+        )
+
+    @property
+    def tails(self) -> tuple[int, ...]:
+        """The tails that a request may end on behind the gate."""
+        return tuple(plan.tail for plan in self.plans)
+
+    def tail(self, condition: str) -> int | None:
+        """How many of the last tokens `condition` has recomputed; None where nothing is handed over. Behind a ladder this is
+        the first rung's, a Start says what its request ended on."""
+        if condition in ("gated", "no_context"):
+            return self.plan.tail if condition == "gated" else 1
+        route = parsed(condition)
+        return None if route is None else route[1]
+
+    @cached_property
+    def controls_digest(self) -> str:
+        """Digest of every number of the control map."""
+        found = hashlib.sha256()
+        controls = self.control.translator
+        for key, groups in sorted(controls.maps.items()) if controls is not None else ():
+            found.update(repr((key, [(g.heads, g.blocks, g.features) for g in groups])).encode())
+            for tensor in (t for g in groups for t in (g.W, g.b)):
+                found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+
+def plans_of(gate: Gate | None, plan: RepairPlan | None) -> tuple[RepairPlan, ...]:
+    """The repair plans that `gated` tries, cheapest first: those the gate was calibrated for where they are several, else
+    `plan`. Raises EvalError where they (and `plan`) differ in more than their tail."""
+    calibration = gate.calibration if isinstance(gate, CalibratedGate) else None
+    rungs = () if calibration is None else tuple(rung.plan for rung in calibration.rungs)
+    if len(rungs) < 2:
+        return (plan or RepairPlan(),)
+    check_alike(rungs if plan is None else (plan, *rungs))
+    return rungs
+
+
+def check_alike(plans: Sequence[RepairPlan]) -> None:
+    """Raises EvalError unless `plans` differ in their tail alone: a condition's name says a route and a tail, so another
+    difference has no ungated translation to compare with."""
+    if len({(plan.sinks, plan.layers, plan.tokens) for plan in plans}) > 1:
+        found = "; ".join(
+            f"sinks {p.sinks}, tail {p.tail}, layers {p.layers}, tokens {list(p.tokens)}"
+            for p in plans
+        )
+        raise EvalError(
+            f"expected repair plans that differ in their tail alone, found {found}: an evaluation has no ungated "
+            "translation to compare these with; calibrate on plans that do (kvbridge gate calibrate --tails)"
+        )
+
+
+def _ladder(asset: Asset | Translator, sender: Model, receiver: Model, gate: Gate | None) -> Ladder:
+    """The ladder around a calibrated gate, with everything the gate was given."""
+    assert isinstance(gate, CalibratedGate)
+    assert gate.calibration is not None
+    if not isinstance(asset, Asset):
+        raise EvalError(
+            "a calibration is bound to an asset's digest: give an asset of kvbridge.load_asset"
+        )
+    own = {f.name: getattr(gate, f.name) for f in fields(gate) if f.name != "tenant"}
+    return Ladder(asset, sender=sender, receiver=receiver, **own)
+
+
+def _sharing(asset: Asset | Translator, sender: Model, receiver: Model) -> Bridge:
+    """A bridge that translates a prompt once for all conditions that differ only in their tail."""
+    shared: Asset | Translator
+    if isinstance(asset, Asset):
+        shared = replace(asset, translator=SharedTranslator.of(asset.translator))
+    else:
+        shared = SharedTranslator.of(asset)
+    return Bridge(shared, sender=sender, receiver=receiver)
+
+
+def raw_bridge(sender: Model, receiver: Model) -> Bridge | None:
+    """A bridge whose maps change nothing; None where shapes or tokenizers differ."""
+    ours, theirs = sender.geometry, receiver.geometry
+    shapes = [tuple((s.heads, s.width) for s in layer.streams) for layer in ours.layers]
+    if ours.tokenizer_digest != theirs.tokenizer_digest or shapes != [
+        tuple((s.heads, s.width) for s in layer.streams) for layer in theirs.layers
+    ]:
+        return None
+    maps = {}
+    for index, layer in enumerate(theirs.layers):
+        for stream in layer.streams:
+            (group,) = full_head(ours, theirs, index, stream.name, (index,))
+            eye = torch.eye(stream.features)
+            maps[index, stream.name] = (
+                GroupMap(group.heads, group.blocks, False, eye, torch.zeros(stream.features)),
+            )
+    translator = Translator(ours, theirs, "identity", "none", maps)
+    return Bridge(translator, sender=sender, receiver=receiver)

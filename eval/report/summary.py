@@ -1,0 +1,275 @@
+"""From rows to `summary.json`: every figure recomputed, the same bytes for the same rows in any order.
+
+What rows cannot hold (who the pair is, how long a fit took, R² per layer pair) comes from the run's
+`run.json` as `meta`; of it only `pair` and `timings` enter the summary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbridge.errors import EvalError
+from kvbridge.eval.conditions.plans import ordered
+from kvbridge.eval.run.rows import TASKS, Row
+from kvbridge.eval.statistics import figures as statistics
+from kvbridge.eval.statistics.bootstrap import Interval
+from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.statistics.gated import gate
+from kvbridge.eval.statistics.table import (
+    FOREIGN_TOKENIZER,
+    Table,
+    bounds,
+    check_rows,
+    figure,
+    median,
+    number,
+)
+from kvbridge.eval.statistics.verdict import (
+    ACCURACY_TASKS,
+    DEFAULT_RULES,
+    Rules,
+    headline,
+    judge,
+    metric_of,
+    subjects,
+)
+
+SCHEMA = 1
+METRICS = (
+    "loss",
+    "loss_per_token",
+    "recovery",
+    "kl",
+    "agreement",
+    "accuracy",
+    "f1",
+    "prefill_share",
+    "ttft_ms",
+)
+
+
+def summarise(
+    rows: Iterable[Row], meta: Mapping[str, Any] | None = None, *, rules: Rules = DEFAULT_RULES
+) -> dict[str, Any]:
+    """The content of `summary.json`. Raises EvalError for rows that are not one table of `meta`'s pair."""
+    rows, meta = list(rows), meta or {}
+    check_rows(rows)
+    pair = dict(meta.get("pair") or {})
+    if pair.setdefault("digest", rows[0].pair) != rows[0].pair:
+        raise EvalError(f"expected rows of pair {pair['digest']}, found {rows[0].pair}")
+    tables = {task: Table.of(task, rows) for task in TASKS if any(row.task == task for row in rows)}
+    verdict = judge(tables, rules)
+    names = ordered({row.condition for row in rows})
+    accuracy_task = next((task for task in ACCURACY_TASKS if task in tables), None)
+    loss_task = next((task for task in ("continuation", *ACCURACY_TASKS) if task in tables), None)
+    by_task = {
+        task: {name: condition(table, name) for name in names} for task, table in tables.items()
+    }
+    return {
+        "schema": SCHEMA,
+        "pair": pair,
+        "n": (measured := len({(row.task, row.item) for row in rows if row.status == "ok"})),
+        "n_left_out": len({(row.task, row.item) for row in rows}) - measured,
+        "documents": len({row.document for row in rows if row.status == "ok"}),
+        "headline": headline(verdict, tables),
+        "verdict": verdict.name,
+        "verdict_reasons": list(verdict.reasons),
+        "verdict_rules": {name: getattr(rules, name) for name in sorted(vars(rules))},
+        "loss_task": loss_task,
+        "accuracy_task": accuracy_task,
+        "conditions": {
+            name: _headline_condition(by_task, name, loss_task, accuracy_task) for name in names
+        },
+        "tasks": {
+            task: {
+                "n": len({i for cell in table.cells.values() for i in cell}),
+                "conditions": by_task[task],
+            }
+            for task, table in tables.items()
+        },
+        "contrasts": [c.as_dict(rules) for c in verdict.contrasts],
+        "contrasts_not_run": [
+            {"task": task, "condition": name, "against": other}
+            for task, name, other in verdict.not_run
+        ],
+        "denominators": {
+            "standalone": {task: _each(table, standalone) for task, table in tables.items()},
+            "cascading": {task: _each(table, cascading) for task, table in tables.items()},
+        },
+        "gate": {task: found for task, table in tables.items() if (found := gate(table))} or None,
+        "counts": counts(rows),
+        "timings": dict(meta.get("timings") or {}),
+    }
+
+
+def dumps(summary: Mapping[str, Any]) -> str:
+    """The exact text of `summary.json`."""
+    return json.dumps(summary, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
+    """Write `summary.json` under a temporary name and rename it."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(dumps(summary), encoding="utf-8")
+    temporary.replace(path)
+
+
+def condition(table: Table, name: str) -> dict[str, Any]:
+    """Every metric of one condition on one task, each with `<metric>_ci`; null where it does not apply."""
+    shown: dict[str, Interval | Refused | None] = {
+        "loss": table.per(name, "characters"),
+        "loss_per_token": None if name in FOREIGN_TOKENIZER else table.per(name, "tokens"),
+        "recovery": table.recovery(name),
+        "kl": table.weighted(name, "kl", "tokens"),
+        "agreement": table.weighted(name, "agreement", "tokens"),
+        "accuracy": _average(table, name, "correct", share=True),
+        "f1": _average(table, name, "f1", share=True),
+        "prefill_share": _average(table, name, "prefill_share", share=False),
+        "ttft_ms": median(table.column(name, "ttft_ms", items))
+        if (items := table.items([name], "ttft_ms"))
+        else None,
+    }
+    if isinstance(shown["agreement"], Interval):
+        shown["agreement"] = shown["agreement"].clipped(0.0, 1.0)
+    result: dict[str, Any] = {"n": len(table.cells.get(name, {}))}
+    for metric in METRICS:
+        found = shown[metric]
+        result[metric] = number(found.estimate) if isinstance(found, Interval) else None
+        result[f"{metric}_ci"] = bounds(found)
+    return result
+
+
+def _average(table: Table, name: str, field: str, *, share: bool) -> Interval | None:
+    if not (items := table.items([name], field)):
+        return None
+    average = statistics.proportion if share else statistics.mean
+    return average(table.column(name, field, items), table.documents(name, items))
+
+
+def _headline_condition(
+    by_task: Mapping[str, Any], name: str, loss_task: str | None, accuracy_task: str | None
+) -> dict[str, Any]:
+    """Accuracy and F1 from the accuracy task, the rest from the loss task; `n` counts rows of all tasks."""
+    result = dict(by_task[loss_task][name]) if loss_task else {}
+    if accuracy_task:
+        answers = by_task[accuracy_task][name]
+        result |= {key: answers[key] for key in ("accuracy", "accuracy_ci", "f1", "f1_ci")}
+    result["n"] = sum(table[name]["n"] for table in by_task.values())
+    return result
+
+
+def _each(table: Table, figures: Any) -> dict[str, Any]:
+    found = ((name, figures(table, name)) for name in subjects(table))
+    return {name: value for name, value in found if value is not None}
+
+
+def standalone(table: Table, name: str) -> dict[str, Any] | None:
+    """Against the receiver alone: t/d and the floor-normalised share (losses: ratio and recovery)."""
+    metric = metric_of(table)
+    if not (items := table.items([name, "native"], metric)):
+        return None
+    documents = table.documents("native", items)
+    if metric == "loss":
+        t, d = (table.nats(condition, "native", items) for condition in (name, "native"))
+        return {
+            "metric": "loss",
+            "n": len(items),
+            "loss_ratio": figure(statistics.retention(t, d, documents)),
+            "floor_normalised": figure(table.recovery(name)),
+        }
+    t, d = (table.column(condition, "correct", items) for condition in (name, "native"))
+    chances = [table.cells["native"][item].chance for item in items]
+    floor: Interval | Refused = Refused("no chance level is given for these items")
+    if all(chance is not None for chance in chances):
+        floor = statistics.floor_normalised(t, d, [float(c or 0.0) for c in chances], documents)
+    return {
+        "metric": "accuracy",
+        "n": len(items),
+        "retention": figure(statistics.retention(t, d, documents)),
+        "floor_normalised": figure(floor),
+    }
+
+
+def cascading(table: Table, name: str) -> dict[str, Any] | None:
+    """Against leaving it with the sender: g − s, d − s, the share of the gap, and gain and harm apart."""
+    metric = metric_of(table)
+    items = table.items([name, "native", "sender"], metric)
+    gain, gap = table.advantage(name, "sender", metric), table.advantage("native", "sender", metric)
+    if not items or gain is None or gap is None:
+        return None
+    documents = table.documents("native", items)
+    if metric == "loss":
+        s, d, g = (
+            -table.nats(condition, "native", items) for condition in ("sender", "native", name)
+        )
+    else:
+        s, d, g = (
+            table.column(condition, "correct", items) for condition in ("sender", "native", name)
+        )
+    result: dict[str, Any] = {
+        "metric": "loss" if metric == "loss" else "accuracy",
+        "n": len(items),
+        "over_sender": figure(gain[0]) | {"p": number(gain[0].p)},
+        "receiver_over_sender": figure(gap[0]) | {"p": number(gap[0].p)},
+        "share_of_gap": figure(statistics.gap_recovered(s, d, g, documents)),
+        "identity": None,
+        "mcnemar": None,
+        "items_for_2_points": None,
+    }
+    if metric == "correct":
+        parts, test = statistics.identity(g, s, documents), statistics.mcnemar_exact(g, s)
+        result["identity"] = {
+            "items": parts.items,
+            "gained": parts.gained,
+            "harmed": parts.harmed,
+            "sender_wrong": parts.sender_wrong,
+            "gain": figure(parts.gain),
+            "harm": figure(parts.harm),
+            "gain_given_sender_wrong": figure(parts.gain_given_wrong),
+            "harm_given_sender_right": figure(parts.harm_given_right),
+        }
+        result["mcnemar"] = {
+            "only_condition": test.only_first,
+            "only_sender": test.only_second,
+            "p": number(test.p),
+        }
+        result["items_for_2_points"] = statistics.items_for_half_width(
+            parts.difference, parts.items
+        )
+    return result
+
+
+def counts(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many rows were used, and what became of the others: nothing is dropped unseen."""
+    statuses = Counter(row.status for row in rows)
+    missing: dict[str, int] = {}
+    for task in TASKS:
+        items = {row.item for row in rows if row.task == task}
+        present = Counter(row.condition for row in rows if row.task == task)
+        missing |= {
+            f"{task}/{name}": len(items) - n
+            for name, n in sorted(present.items())
+            if n < len(items)
+        }
+    bad = [row for row in rows if row.status != "ok"]
+    return {
+        "rows": len(rows),
+        "ok": statuses["ok"],
+        "failed": statuses["failed"],
+        "excluded": statuses["excluded"],
+        "missing": sum(missing.values()),
+        "missing_by_condition": missing,
+        "not_ok_by_condition": dict(
+            sorted(Counter(f"{row.task}/{row.condition}" for row in bad).items())
+        ),
+        "reasons": dict(
+            sorted(
+                Counter(f"{row.status}: {row.reason or 'no reason given'}" for row in bad).items()
+            )
+        ),
+    }

@@ -1,0 +1,175 @@
+"""One pair from texts to a table: fit (or load) a translator, hand over held-out items, write the run folder."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kvbridge.asset.folder import Asset, load_asset, load_controls, save_asset
+from kvbridge.errors import CorruptFile
+from kvbridge.eval.conditions.setup import Setup
+from kvbridge.eval.run.evaluate import evaluate, finish
+from kvbridge.eval.run.workers import Recipe, workers
+from kvbridge.eval.tasks.chosen import Excluded
+from kvbridge.eval.tasks.items import Item
+from kvbridge.files import parse_json, write_file
+from kvbridge.fitting.config import FitConfig
+from kvbridge.fitting.job import Fit, fit
+from kvbridge.handoff.evidence import Gate
+from kvbridge.handoff.repair import RepairPlan
+from kvbridge.model.load import Model
+
+ASSET, TIMINGS = "asset", "fit.json"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An asset on disk and what its fit took (None where it was not fitted here)."""
+
+    asset: Asset
+    timings: dict[str, float] | None
+
+
+def fitted_asset(
+    sender: Model,
+    receiver: Model,
+    texts: Any,
+    out: Path,
+    config: FitConfig,
+    *,
+    say: Say,
+    progress: Any = None,
+) -> Fitted:
+    """The asset in `out/asset`: the one that stands there if it is of these models and this configuration, else a new fit."""
+    path = out / ASSET
+    if path.exists():
+        asset = load_asset(path)
+        manifest = asset.manifest
+        same = (manifest.sender.digest, manifest.receiver.digest, manifest.body["config"]) == (
+            sender.geometry.digest,
+            receiver.geometry.digest,
+            config.to_json(),
+        )
+        if not same:
+            raise CorruptFile(
+                f"{path}: an asset of other models or another configuration stands here; use another --out"
+            )
+        say(f"using the asset in {path}")
+        return Fitted(asset, _read_timings(out))
+    done = fit(
+        sender,
+        receiver,
+        texts,
+        config=config,
+        progress=progress,
+        on_plan=lambda plan: say("; ".join(plan.lines())),
+    )
+    say(fit_line(done))
+    write_file(out / TIMINGS, _json(done.timings))
+    save_asset(done, path)
+    return Fitted(load_asset(path), done.timings)
+
+
+def fit_line(done: Fit) -> str:
+    """Where the time of a fit went, in one line."""
+    t = done.timings
+    return (
+        f"fitted in {t['total_s']:.1f} s = {t['ratio_to_forward']:.2f}× the two forward passes "
+        f"(sender {t['forward_sender_s']:.1f} s, receiver {t['forward_receiver_s']:.1f} s, moments {t['moments_s']:.1f} s, "
+        f"solve {t['solve_s']:.1f} s, scores {t['scores_s']:.1f} s), {done.splits['train']['rows']:,} rows, "
+        f"peak {t['peak_bytes'] / 2**30:.2f} GiB"
+    )
+
+
+def run_pair(
+    sender: Model,
+    receiver: Model,
+    fitted: Fitted,
+    items: Sequence[Item],
+    out: Path,
+    *,
+    command: str,
+    conditions: Sequence[str] | None = None,
+    excluded: Sequence[Excluded] = (),
+    gate: Gate | None = None,
+    plan: RepairPlan | None = None,
+    controls: Path | None = None,
+    progress: Any = None,
+    processes: int = 1,
+    predictors: Mapping[str, float] | None = None,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Evaluates an asset into `out` and returns the summary; a cut run continues. `predictors`: what was known of the pair
+    before fitting, for the report. `data`: digest of the texts, see `evaluate`.
+
+    `processes` > 1 share the items, each with its own models and one thread (on the CPU, without a gate).
+    """
+    asset = fitted.asset
+    setup = Setup.of(asset, load_controls(asset, controls), sender, receiver, gate=gate, plan=plan)
+    meta = {
+        "command": command,
+        "versions": versions(),
+        "timings": fitted.timings or {},
+        "r2": _heat(asset),
+        "attention_cosine": asset.manifest.scores["attention_cosine"],
+        "predictors": dict(predictors or {}),
+    }
+    with ExitStack() as stack:
+        compute = None
+        if processes > 1 and gate is None and receiver.device.type == "cpu":
+            dtype = receiver.geometry.dtype
+            recipe = Recipe(sender.name, receiver.name, dtype, asset.path, controls, plan)
+            compute = stack.enter_context(workers(recipe, processes))
+        evaluate(
+            setup,
+            items,
+            out,
+            conditions=conditions,
+            excluded=excluded,
+            meta=meta,
+            progress=progress,
+            compute=compute,
+            data=data,
+        )
+    return finish(out, texts={item.id: item.prompt + " ⟶ " + item.answers[0] for item in items})
+
+
+def versions() -> dict[str, str]:
+    """Versions that figures depend on."""
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("kvbridge", "torch", "transformers")},
+    }
+
+
+def _heat(asset: Asset) -> list[list[float | None]] | None:
+    """Single-layer validation R², mean of K and V, `[receiver layers][sender layers]`; None where nothing was scored."""
+    tables = list(asset.manifest.scores["single_layer_r2"].values())
+    if not tables:
+        return None
+    rows = []
+    for layer in range(len(tables[0])):
+        cells = [
+            [t[layer][i] for t in tables if t[layer][i] is not None]
+            for i in range(len(tables[0][layer]))
+        ]
+        rows.append([sum(c) / len(c) if c else None for c in cells])
+    return rows
+
+
+def _read_timings(out: Path) -> dict[str, float] | None:
+    path = out / TIMINGS
+    found = parse_json(path.read_bytes(), str(path)) if path.exists() else None
+    return found if isinstance(found, dict) else None
+
+
+def _json(body: Any) -> bytes:
+    import json
+
+    return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()

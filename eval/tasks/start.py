@@ -1,0 +1,103 @@
+"""A model that has its prompt behind it, however it got there, and what it makes of what follows."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbridge.model.load import Model
+from kvbridge.model.probe import cache_argument
+
+
+@dataclass(eq=False)
+class Start:
+    """State after a prompt: `logits` `[vocabulary]` fp32 for the next token, a cache that covers the prompt, the next
+    position, and what it cost: milliseconds to these logits and FLOPs as a share of the receiver's prefill. `scored` keeps
+    what a task made of it, for conditions that share a start. `tail`: how many of the last tokens were recomputed, where the
+    condition does not say it (None elsewhere)."""
+
+    model: Model
+    logits: Tensor
+    cache: Any
+    position: int
+    ttft_ms: float
+    prefill_share: float
+    verdict: str | None = None
+    score: float | None = None
+    reason: str = ""
+    scored: Any = None
+    tail: int | None = None
+
+    @torch.no_grad()
+    def follow(self, ids: Tensor) -> Tensor:
+        """Logits `[tokens, vocabulary]` fp32 that predict each of ids `[tokens]`; this state is not modified."""
+        if len(ids) == 1:
+            return self.logits[None]
+        cache = copy.deepcopy(self.cache)
+        more = forward(self.model, ids[None, :-1], cache, self.position)
+        return torch.cat((self.logits[None], more[0].float()))
+
+    @torch.no_grad()
+    def greedy(self, tokens: int) -> list[int]:
+        """Up to `tokens` greedy ids, an end-of-sequence token left out; this state is not modified."""
+        cache, logits = copy.deepcopy(self.cache), self.logits
+        found: list[int] = []
+        ends = self.model.model.generation_config.eos_token_id
+        stop = set(ends if isinstance(ends, list) else [ends])
+        while len(found) < tokens:
+            token = int(logits.argmax())
+            if token in stop:
+                break
+            found.append(token)
+            if len(found) < tokens:
+                step = torch.tensor([[token]])
+                logits = forward(self.model, step, cache, self.position + len(found) - 1)[
+                    0, -1
+                ].float()
+        return found
+
+
+@torch.no_grad()
+def forward(model: Model, ids: Tensor, cache: Any, position: int, keep: int = 0) -> Tensor:
+    """Logits `[1, tokens or keep, vocabulary]` of ids `[1, tokens]` at positions from `position` on; `cache` grows.
+
+    An all-ones mask keeps jumping positions from being read as packed sequences.
+    """
+    total = cached_tokens(cache) + ids.shape[1]
+    output = model.model(
+        input_ids=ids.to(model.device),
+        position_ids=torch.arange(position, position + ids.shape[1], device=model.device)[None],
+        attention_mask=torch.ones((1, total), dtype=torch.int64, device=model.device),
+        use_cache=True,
+        logits_to_keep=keep,
+        **cache_argument(model.model, cache),
+    )
+    return output.logits
+
+
+def cached_tokens(cache: Any) -> int:
+    """Tokens a cache has seen, sliding layers included."""
+    return int(cache.get_seq_length())
+
+
+class Stopwatch:
+    """Milliseconds since construction, the device waited for."""
+
+    def __init__(self, model: Model) -> None:
+        self.cuda = model.device.type == "cuda"
+        self._wait()
+        self.start = time.perf_counter()
+
+    def _wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def ms(self) -> float:
+        """Milliseconds so far."""
+        self._wait()
+        return 1000 * (time.perf_counter() - self.start)

@@ -1,0 +1,245 @@
+"""A translator asset on disk: an immutable folder of manifest, weights, card and sums; and its separate control set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from kvbridge.asset.card import model_card
+from kvbridge.asset.entries import (
+    MAX_TENSORS,
+    FactorEntry,
+    MapEntry,
+    check_tensors,
+    expected_shapes,
+    factor_names,
+    map_entries,
+    tensor_names,
+)
+from kvbridge.asset.leverage import Factor
+from kvbridge.asset.manifest import CONTROLS_SCHEMA, Manifest, check_controls
+from kvbridge.asset.maps.translator import Block, GroupMap, Translator
+from kvbridge.errors import CorruptFile, UsageError
+from kvbridge.files import (
+    check_safetensors_header,
+    folder_digest,
+    publish_folder,
+    read_json,
+    stands_already,
+    verify_folder,
+)
+from kvbridge.geometry import KVGeometry, digest_json
+
+MANIFEST, WEIGHTS, CARD, CONTROLS = (
+    "manifest.json",
+    "weights.safetensors",
+    "README.md",
+    "controls.safetensors",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Asset:
+    """A verified translator asset: the folder it was read from, its digest, its manifest, its translator, and by stream
+    what is usual among the rows that it was fitted on (nothing in assets older than that)."""
+
+    path: Path
+    digest: str
+    manifest: Manifest
+    translator: Translator
+    factors: Mapping[str, Factor] = field(default_factory=dict)
+
+
+def save_asset(fit: Any, path: str | Path) -> str:
+    """Writes a fit's translator as folder `path`, whole or not at all, and returns its digest.
+
+    The same fit gives the same bytes; the same content twice is no error, other content at `path` raises
+    AlreadyExists. The fit's control map goes to `path + ".controls"`, a separate object that names this digest; it is written first, so
+    that an asset never stands without it.
+    """
+    path = Path(path)
+    entries = map_entries(fit.translator)
+    factors = {s: FactorEntry(f.layers, f.directions.shape[1]) for s, f in fit.factors.items()}
+    binding = Manifest.of_fit(fit, entries, factors, weights_bytes=0).binding
+    tensors = _tensors(fit.translator) | _factor_tensors(fit.factors)
+    weights = save(tensors, metadata={"kvbridge": binding})
+    manifest = Manifest.of_fit(fit, entries, factors, weights_bytes=len(weights))
+    files = {
+        MANIFEST: _json_bytes(manifest.body),
+        WEIGHTS: weights,
+        CARD: model_card(manifest).encode(),
+    }
+    digest = folder_digest(files)
+    controls: dict[str, bytes] = {}
+    if fit.controls is not None:
+        body = {
+            "schema": CONTROLS_SCHEMA,
+            "translator": digest,
+            "receiver_features": fit.controls.receiver_features,
+            "maps": [entry.to_json() for entry in map_entries(fit.controls)],
+        }
+        controls = {
+            MANIFEST: _json_bytes(body),
+            CONTROLS: save(_tensors(fit.controls), metadata={"kvbridge": digest_json(body)}),
+        }
+        stands_already(controls_path(path), controls)
+    stands_already(path, files)
+    if controls:
+        publish_folder(controls_path(path), controls)
+    publish_folder(path, files)
+    return digest
+
+
+def load_asset(path: str | Path) -> Asset:
+    """Reads and verifies a translator asset. Raises CorruptFile or UnknownSchema; reads no pickle.
+
+    Every byte is hashed, the manifest's geometry and shapes are checked against the header before tensors are
+    allocated, and every weight must be finite.
+    """
+    path = Path(path)
+    digest = verify_folder(path, required=frozenset({MANIFEST, WEIGHTS, CARD}))
+    manifest = Manifest.from_json(read_json(path / MANIFEST), str(path / MANIFEST))
+    tensors = _read_tensors(
+        path / WEIGHTS, manifest.shapes, manifest.binding, manifest.weights_bytes
+    )
+    translator = _translator(
+        tensors,
+        manifest.sender,
+        manifest.receiver,
+        manifest.family,
+        manifest.receiver_features,
+        manifest.maps,
+        str(path),
+    )
+    if translator.parameters != manifest.body["parameters"]:
+        raise CorruptFile(
+            f"{path}: {translator.parameters} parameters, the manifest says {manifest.body['parameters']}"
+        )
+    return Asset(path, digest, manifest, translator, _factors(tensors, manifest.factors, str(path)))
+
+
+def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
+    """The token-only control map that was solved with `asset`; raises CorruptFile where it is of another one."""
+    path = controls_path(asset.path) if path is None else Path(path)
+    verify_folder(path, required=frozenset({MANIFEST, CONTROLS}))
+    body = read_json(path / MANIFEST)
+    features, entries = check_controls(body, asset.digest, asset.manifest, str(path))
+    sender, receiver = asset.manifest.sender, asset.manifest.receiver
+    tensors = _read_tensors(
+        path / CONTROLS, expected_shapes(entries, sender, receiver), digest_json(body), None
+    )
+    return _translator(tensors, sender, receiver, "token-only", features, entries, str(path))
+
+
+def controls_path(path: Path) -> Path:
+    """Where an asset's control set stands unless said otherwise."""
+    return path.with_name(path.name + ".controls")
+
+
+def _tensors(translator: Translator) -> dict[str, Tensor]:
+    found = {}
+    for (layer, name), groups in translator.maps.items():
+        for index, g in enumerate(groups):
+            w, b = tensor_names(layer, name, index, len(groups))
+            found[w], found[b] = g.W.detach().cpu().contiguous(), g.b.detach().cpu().contiguous()
+    return dict(sorted(found.items()))
+
+
+def _factor_tensors(factors: Mapping[str, Factor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for stream, factor in factors.items():
+        parts = factor.mean, factor.scale, factor.directions
+        found.update(
+            zip(
+                factor_names(stream),
+                (t.detach().cpu().float().contiguous() for t in parts),
+                strict=True,
+            )
+        )
+    return found
+
+
+def _read_tensors(
+    path: Path, shapes: dict[str, tuple[int, ...]], binding: str, announced_bytes: int | None
+) -> dict[str, Tensor]:
+    """The tensors of a weights file, exactly those of `shapes`, bound and finite."""
+    header = check_safetensors_header(path, max_tensors=MAX_TENSORS, max_bytes=announced_bytes)
+    if announced_bytes is not None and path.stat().st_size != announced_bytes:
+        raise CorruptFile(
+            f"{path}: {path.stat().st_size} bytes, the manifest says {announced_bytes}"
+        )
+    check_tensors(header, shapes, str(path))
+    if header.metadata != {"kvbridge": binding}:
+        raise CorruptFile(f"{path}: these weights are not of this manifest; fetch or fit it again")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise CorruptFile(f"{path}: {bad[0]} holds NaN or infinity")
+    return tensors
+
+
+def _factors(
+    tensors: Mapping[str, Tensor], entries: Mapping[str, FactorEntry], name: str
+) -> dict[str, Factor]:
+    found = {}
+    for stream, entry in entries.items():
+        mean, scale, directions = (tensors[tensor] for tensor in factor_names(stream))
+        if bool((scale <= 0).any()):
+            raise CorruptFile(
+                f"{name}: expected scales above 0 in {factor_names(stream)[1]}; fetch or fit it again"
+            )
+        lengths = directions.norm(dim=0)
+        if not bool(((lengths > 0) & lengths.isfinite()).all()):
+            raise CorruptFile(
+                f"{name}: expected directions of some length in {factor_names(stream)[2]}; fetch or fit it again"
+            )
+        found[stream] = Factor(stream, entry.layers, mean, scale, directions)
+    return found
+
+
+def _translator(
+    tensors: Mapping[str, Tensor],
+    sender: KVGeometry,
+    receiver: KVGeometry,
+    family: str,
+    features: str,
+    entries: tuple[MapEntry, ...],
+    name: str,
+) -> Translator:
+    maps = {}
+    for entry in entries:
+        groups = []
+        for index, group in enumerate(entry.groups):
+            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
+            groups.append(
+                GroupMap(
+                    group.heads,
+                    tuple(Block(*x) for x in group.blocks),
+                    group.features,
+                    tensors[w],
+                    tensors[b],
+                )
+            )
+        maps[entry.layer, entry.stream] = tuple(groups)
+    try:
+        return Translator(sender, receiver, family, features, maps)
+    except UsageError as error:
+        raise CorruptFile(f"{name}: {error}") from error
+
+
+def _json_bytes(body: Mapping[str, Any]) -> bytes:
+    digest_json(body)
+    return (
+        json.dumps(body, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    ).encode()

@@ -1,0 +1,1 @@
+"""Engines behind one port: what runs a model, whoever runs it."""

@@ -1,0 +1,143 @@
+"""RoPE taken from the live model, undone and applied again.
+
+Cached keys are `k_rot = k·cos + R(k)·sin`, with R half-split or interleaved and cos/sin already multiplied by
+the model's attention scaling s (YaRN). The inverse is `k = (k_rot·cos − R(k_rot)·sin) / s²`; R and s are
+measured against the model's own pre-RoPE projection when it is loaded, never read from a config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvbridge.errors import RotationMismatch, UnsupportedModel
+from kvbridge.geometry import digest_parts
+
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+
+def _half_split(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def _interleaved(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+STYLES: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "half_split": _half_split,
+    "interleaved": _interleaved,
+    "none": None,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """RoPE of one model: which style each layer uses, and the module that makes its phases.
+
+    `module` is the model's own rotary module (None: learned or no positions), `layer_types[i]` the argument it
+    wants for layer i (None: it takes none), `styles[i]` a key of STYLES.
+    """
+
+    module: nn.Module | None
+    layer_types: tuple[str | None, ...]
+    styles: tuple[str, ...]
+
+    def phases(self, positions: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """cos and sin `[tokens, 1, rotated dims]` in fp32 for int64 positions `[tokens]`, and s² `[]`.
+
+        The module is called with an fp32 argument, so the phases are fp32 even in a bf16 model.
+        """
+        assert self.module is not None
+        device = next(self.module.buffers()).device
+        like = torch.empty(0, dtype=torch.float32, device=device)
+        extra = () if self.layer_types[layer] is None else (self.layer_types[layer],)
+        with torch.no_grad():
+            cos, sin = self.module(like, positions.to(device, torch.int64)[None], *extra)
+        cos, sin = cos[0].float(), sin[0].float()
+        half = cos.shape[-1] // 2
+        repeated = torch.equal(cos[:, :half], cos[:, half:]) and torch.equal(
+            sin[:, :half], sin[:, half:]
+        )
+        if self.styles[layer] == "half_split" and not repeated:
+            cos, sin = (torch.cat((x[:, ::2], x[:, ::2]), dim=-1) for x in (cos, sin))
+        elif self.styles[layer] == "interleaved" and repeated:
+            cos, sin = (x[:, :half].repeat_interleave(2, dim=-1) for x in (cos, sin))
+        scale_squared = (cos.double().square() + sin.double().square()).mean().float()
+        return cos[:, None], sin[:, None], scale_squared
+
+    def unrotate(self, keys: Tensor, positions: Tensor, layer: int) -> Tensor:
+        """Cached keys `[tokens, heads, head_dim]` to content space, fp32; the argument is not modified."""
+        turn = STYLES[self.styles[layer]]
+        if turn is None:
+            return keys.float()
+        cos, sin, scale_squared = (x.to(keys.device) for x in self.phases(positions, layer))
+        rotated, rest = keys.float().split((cos.shape[-1], keys.shape[-1] - cos.shape[-1]), dim=-1)
+        return torch.cat(((rotated * cos - turn(rotated) * sin) / scale_squared, rest), dim=-1)
+
+    def rotate(self, keys: Tensor, positions: Tensor, layer: int) -> Tensor:
+        """Content-space keys `[tokens, heads, head_dim]` to what the model caches, fp32; inverse of `unrotate`."""
+        turn = STYLES[self.styles[layer]]
+        if turn is None:
+            return keys.float()
+        cos, sin, _ = (x.to(keys.device) for x in self.phases(positions, layer))
+        content, rest = keys.float().split((cos.shape[-1], keys.shape[-1] - cos.shape[-1]), dim=-1)
+        return torch.cat((content * cos + turn(content) * sin, rest), dim=-1)
+
+    def digest(self) -> str:
+        """Digest of the styles and of the phases themselves at a few positions."""
+        parts = [",".join(self.styles).encode()]
+        for layer in range(len(self.styles)):
+            if self.module is not None and self.styles[layer] != "none":
+                positions = torch.tensor([0, 1, 7, 1000])
+                cos, sin, _ = self.phases(positions, layer)
+                parts += [
+                    (1e4 * x).round().to(torch.int32).cpu().numpy().tobytes() for x in (cos, sin)
+                ]
+        return digest_parts(parts)
+
+
+def measure_rotation(
+    decoder: nn.Module, config: Any, content: list[Tensor], cached: list[Tensor], positions: Tensor
+) -> Rotation:
+    """The Rotation whose inverse takes `cached` back to `content`, both `[tokens, heads, head_dim]` per layer.
+
+    Each layer's style is the one with the least error. Raises RotationMismatch, naming the layer and the error
+    measured, where none is within tolerance, and UnsupportedModel where phases depend on the prompt's length.
+    """
+    module = getattr(decoder, "rotary_emb", None)
+    kinds = getattr(module, "rope_type", "default")
+    for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
+        if kind in LENGTH_DEPENDENT:
+            raise UnsupportedModel(
+                f"RoPE of type {kind!r} changes its frequencies with the prompt's length, so cached keys cannot "
+                "be moved between prompts; load the model with another rope_type"
+            )
+    names: list[str] = getattr(config, "layer_types", None) or []
+    per_type = isinstance(kinds, dict)
+    layer_types = tuple(names[i] if per_type else None for i in range(len(content)))
+    styles = []
+    for layer, (before, after) in enumerate(zip(content, cached, strict=True)):
+        errors = {}
+        for style in STYLES:
+            if style != "none" and module is None:
+                continue
+            one = Rotation(module, layer_types, (style,) * len(content))
+            difference = one.unrotate(after, positions, layer) - before.float()
+            errors[style] = float(
+                difference.abs().max() / before.float().abs().max().clamp_min(1e-12)
+            )
+        style = min(errors, key=errors.__getitem__)
+        if not errors[style] <= TOLERANCE[after.dtype]:
+            raise RotationMismatch(
+                f"layer {layer}: undoing RoPE ({style}) misses the model's own pre-RoPE keys by {errors[style]:.2e} "
+                f"of their largest value (allowed {TOLERANCE[after.dtype]:.0e}); this RoPE is not supported"
+            )
+        styles.append(style)
+    return Rotation(module, layer_types, tuple(styles))

@@ -1,0 +1,138 @@
+"""What the store knows of an object without reading its weights: typed, and read out of its manifest alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvbridge.asset.manifest import Manifest
+from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.geometry import KVGeometry
+
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+CALIBRATION_SCHEMA = "kvbridge.calibration/4"
+SIGNATURE_SCHEMA = "kvbridge.signature/1"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model of a pair as an asset names it."""
+
+    model_id: str
+    commit: str
+    geometry: str
+    dtype: str
+    kv_heads: int
+    licence: str | None
+
+    @classmethod
+    def of(cls, geometry: KVGeometry) -> Side:
+        """The side of a checked geometry."""
+        heads = max((s.heads for layer in geometry.layers for s in layer.streams), default=0)
+        return cls(
+            geometry.model_id,
+            geometry.commit,
+            geometry.digest,
+            geometry.dtype,
+            heads,
+            geometry.licence,
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """One object: a translator, or something bound to one (`translator` is that one's digest).
+
+    `scores` are the means over layers of the held-out scores; those of the token-only control begin with `token_only_`.
+    None where an object has none.
+    """
+
+    digest: str
+    kind: str
+    bytes: int
+    translator: str | None = None
+    sender: Side | None = None
+    receiver: Side | None = None
+    family: str | None = None
+    receiver_features: str | None = None
+    parameters: int | None = None
+    scores: dict[str, float | None] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; `from_json` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Record:
+        """Of what `to_json` wrote."""
+        sides = {
+            name: None if body[name] is None else Side(**body[name])
+            for name in ("sender", "receiver")
+        }
+        return cls(**{**body, **sides})
+
+
+def record_of(
+    kind: str, digest: str, size_bytes: int, body: Any, name: str
+) -> tuple[Record, Manifest | None]:
+    """The record of an object whose description is `body`; raises CorruptFile or UnknownSchema naming `name`."""
+    if kind != "translator":
+        return Record(digest, kind, size_bytes, translator=_bound_to(kind, body, name)), None
+    manifest = Manifest.from_json(body, name)
+    for side in (manifest.sender, manifest.receiver):
+        check_name(side.model_id, name)
+        if side.commit and not COMMIT.fullmatch(side.commit):
+            raise CorruptFile(
+                f"{name}: {side.commit[:80]!r} is no full commit; branches are resolved before fitting"
+            )
+    record = Record(
+        digest,
+        kind,
+        size_bytes,
+        sender=Side.of(manifest.sender),
+        receiver=Side.of(manifest.receiver),
+        family=manifest.family,
+        receiver_features=manifest.receiver_features,
+        parameters=body["parameters"],
+        scores=mean_scores(manifest.scores),
+    )
+    return record, manifest
+
+
+def mean_scores(scores: dict[str, Any]) -> dict[str, float | None]:
+    """Means over layers of a checked manifest's held-out scores, and of its control's where it was scored."""
+    tables = {key: scores[key] for key in ("k_r2", "v_r2", "attention_cosine")}
+    tables |= {f"token_only_{key}": values for key, values in scores.get("token_only", {}).items()}
+    known = {key: [v for v in values if v is not None] for key, values in tables.items()}
+    return {
+        key: math.fsum(values) / len(values) if values else None for key, values in known.items()
+    }
+
+
+def check_name(text: str, name: str) -> None:
+    """Raises CorruptFile for a model name that is empty, long, or holds control characters or lone surrogates."""
+    if not 0 < len(text) <= 256 or not text.isprintable():
+        raise CorruptFile(f"{name}: {text[:40]!r} cannot be a model's name")
+
+
+def _bound_to(kind: str, body: Any, name: str) -> str:
+    schema = {
+        "controls": "kvbridge.controls/1",
+        "calibration": CALIBRATION_SCHEMA,
+        "signature": SIGNATURE_SCHEMA,
+    }[kind]
+    if not isinstance(body, dict) or "schema" not in body:
+        raise CorruptFile(f"{name}: expected a {kind}, found no schema")
+    if body["schema"] != schema:
+        raise UnknownSchema(
+            f"{name}: expected schema {schema}, found {body['schema']!r:.80}; use the matching kvbridge"
+        )
+    digest = body.get("translator")
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise CorruptFile(
+            f"{name}: expected the digest of the translator it belongs to, found {digest!r:.80}"
+        )
+    return digest
