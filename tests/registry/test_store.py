@@ -266,7 +266,7 @@ def test_an_ambiguous_name_is_a_usage_error(store, tmp_path):
 def test_reading_the_store_loads_no_torch(store, asset):
     store.publish(asset)
     code = (
-        "import sys; from kvbridge.registry.store.store import LocalStore; from kvbridge.registry import hub, cli; "
+        "import sys; from kvbridge.registry.store.store import LocalStore; from kvbridge.registry.hub import hub; from kvbridge.cli import registry; "
         f"s = LocalStore({str(store.home)!r}); print(len(s.entries()), s.verify(s.entries()[0].ref.digest).kind); "
         "print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
     )
