@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbridge.files import SUMS, folder_digest, sums_of, sync_folder
+from kvbridge.files import folder_digest, sums_of, sync_folder
+from kvbridge.format import SUMS
 from kvbridge.registry.store.refs import Ref
 from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets

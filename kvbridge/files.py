@@ -1,186 +1,19 @@
-"""Files that are whole or absent, digests that are checked, and headers bounded before anything is allocated. No torch."""
+"""Files and folders that are whole or absent, and digests that are checked. No torch."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import re
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from kvbridge.errors import AlreadyExists, CorruptFile
+from kvbridge.format import MAX_SUMS_BYTES, SUMS
 
-MAX_HEADER_BYTES = 16 << 20
-MAX_JSON_BYTES = 16 << 20
-MAX_JSON_DEPTH = 64
-MAX_JSON_VALUES = 1 << 20
-MAX_RANK = 8
-SUMS = "SHA256SUMS"
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]{0,99})")
-
-
-@dataclass(frozen=True)
-class Header:
-    """A safetensors header: metadata, and dtype, shape and byte range of each tensor."""
-
-    metadata: dict[str, str]
-    tensors: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]
-
-
-_DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
-
-
-def check_safetensors_header(
-    path: Path, *, max_tensors: int, max_bytes: int | None = None
-) -> Header:
-    """Reads and checks a safetensors header alone. Raises CorruptFile.
-
-    Checked before any tensor is allocated: header and file size, tensor count, dtypes, and byte ranges that follow
-    one another without gap or overlap up to the file's end.
-    """
-    _regular(path)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if max_bytes is not None and size > max_bytes:
-                raise CorruptFile(f"{path}: {size} bytes, more than the {max_bytes} announced")
-            return read_safetensors_header(file, size, str(path), max_tensors=max_tensors)
-    except OSError as error:
-        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors: int) -> Header:
-    """The header of an open file of `size` bytes, read from its start; raises CorruptFile naming `name`."""
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-        raise CorruptFile(
-            f"{name}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})"
-        )
-    body = parse_json(file.read(length), name)
-    if not isinstance(body, dict):
-        raise CorruptFile(f"{name}: expected a JSON object as header")
-    metadata = body.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CorruptFile(f"{name}: header metadata must map strings to strings")
-    if len(body) > max_tensors:
-        raise CorruptFile(f"{name}: {len(body)} tensors, more than the {max_tensors} allowed")
-    tensors = {tensor: _header_entry(tensor, entry, name) for tensor, entry in body.items()}
-    at = 0
-    for start, stop in sorted(where for _, _, where in tensors.values()):
-        if start != at:
-            raise CorruptFile(f"{name}: tensors overlap or leave a gap at byte {at}")
-        at = stop
-    if at != size - 8 - length:
-        raise CorruptFile(
-            f"{name}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)"
-        )
-    return Header(metadata, tensors)
-
-
-def _header_entry(
-    tensor: str, entry: Any, name: str
-) -> tuple[str, tuple[int, ...], tuple[int, int]]:
-    try:
-        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        count = 1
-        for n in shape:
-            if type(n) is not int or not 0 <= n < 1 << 63 or len(shape) > MAX_RANK:
-                raise ValueError(f"shape {str(shape)[:80]}")
-            count *= n
-        if (
-            type(start) is not int
-            or type(stop) is not int
-            or stop - start != count * _DTYPE_BYTES[dtype]
-        ):
-            raise ValueError(f"offsets {str((start, stop))[:80]} do not hold {dtype} {shape}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptFile(
-            f"{name}: tensor {tensor[:80]!r} is malformed: {str(error)[:200]}"
-        ) from error
-    return dtype, shape, (start, stop)
-
-
-def parse_json(raw: bytes, name: str) -> object:
-    """JSON without duplicate keys, NaN, infinities, lone surrogates or bad UTF-8; raises CorruptFile naming `name`.
-
-    The number of values is bounded by MAX_JSON_VALUES before anything is built: a few bytes of text would
-    otherwise become a hundred bytes of objects each.
-    """
-
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a key stands twice")
-        return found
-
-    def refuse(constant: str) -> object:
-        raise ValueError(f"{constant} is not allowed")
-
-    def finite(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            raise ValueError(f"{text[:40]} is out of range")
-        return value
-
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_JSON_VALUES:
-        raise CorruptFile(f"{name}: more than {MAX_JSON_VALUES} JSON values")
-    try:
-        text = raw.decode("utf-8")
-        body = json.loads(text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite)
-        if _SURROGATE.search(text):
-            json.dumps(body, ensure_ascii=False).encode()
-        if _is_deeper(body, MAX_JSON_DEPTH):
-            raise ValueError(f"nested more than {MAX_JSON_DEPTH} deep")
-        return body
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{name}: not valid JSON: {str(error)[:200]}") from error
-
-
-def _is_deeper(body: object, limit: int) -> bool:
-    """Whether lists and objects stand more than `limit` deep in each other."""
-    level = [body]
-    for _ in range(limit + 1):
-        level = [
-            value
-            for x in level
-            if isinstance(x, (dict, list))
-            for value in ((*x.values(), None) if isinstance(x, dict) else (*x, None))
-        ]
-        if not level:
-            return False
-    return True
-
-
-def read_json(path: Path) -> object:
-    """A JSON file of bounded size; raises CorruptFile."""
-    _regular(path)
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CorruptFile(
-                f"{path}: {size} bytes of JSON, more than the {MAX_JSON_BYTES} allowed"
-            )
-        return parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -272,9 +105,9 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
     sums_path = path / SUMS
     if sums_path.is_symlink():
         raise CorruptFile(f"{sums_path}: expected a regular file, found a link")
-    _regular(sums_path)
+    regular(sums_path)
     try:
-        if sums_path.stat().st_size > 1 << 16:
+        if sums_path.stat().st_size > MAX_SUMS_BYTES:
             raise CorruptFile(f"{sums_path}: too large to be a list of sums")
         raw = sums_path.read_bytes()
     except OSError as error:
@@ -324,7 +157,7 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a regular file; raises CorruptFile for links, folders and unreadable files."""
     if path.is_symlink():
         raise CorruptFile(f"{path}: expected a regular file, found a link")
-    _regular(path)
+    regular(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -332,7 +165,7 @@ def file_digest(path: Path) -> str:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _regular(path: Path) -> None:
+def regular(path: Path) -> None:
     """Raises CorruptFile for what is not a file: opening a pipe would wait for ever, a device would never end."""
     try:
         sound = stat.S_ISREG(path.stat().st_mode)

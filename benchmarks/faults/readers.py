@@ -7,9 +7,11 @@ import io
 import json
 from pathlib import Path
 
-from kvbridge.asset.entries import MAX_TENSORS
+from kvbridge.codec import parse_json
 from kvbridge.errors import KVBridgeError
-from kvbridge.files import parse_json, parse_sums, read_safetensors_header
+from kvbridge.files import parse_sums
+from kvbridge.format import CALIBRATION, CONTROL_SET, MAX_ASSET_TENSORS
+from kvbridge.headers import read_safetensors_header
 from kvbridge.registry.store.finite import FiniteScan
 from kvbridge.registry.store.records import record_of
 from kvbridge.registry.store.refs import Ref
@@ -34,7 +36,9 @@ def read_manifest(data: bytes) -> None:
 
 def read_header(data: bytes) -> None:
     """As admission reads weights: the header, then the bytes."""
-    header = read_safetensors_header(io.BytesIO(data), len(data), "fuzz", max_tensors=MAX_TENSORS)
+    header = read_safetensors_header(
+        io.BytesIO(data), len(data), "fuzz", max_tensors=MAX_ASSET_TENSORS
+    )
     scan = FiniteScan(header)
     for start in range(8 + int.from_bytes(data[:8], "little"), len(data), 5):
         scan.update(data[start : start + 5])
@@ -73,7 +77,7 @@ def seeds(folder: Path) -> None:
     )
     digest = "0" * 64
     bound = {
-        "schema": "kvbridge.controls/1",
+        "schema": CONTROL_SET.schema,
         "translator": digest,
         "receiver_features": "embeddings",
         "maps": [],
@@ -84,7 +88,7 @@ def seeds(folder: Path) -> None:
         (0, b"\1" + json.dumps(bound).encode()),
         (
             0,
-            b"\2" + json.dumps({"schema": "kvbridge.calibration/4", "translator": digest}).encode(),
+            b"\2" + json.dumps({"schema": CALIBRATION.schema, "translator": digest}).encode(),
         ),
         (1, files["weights.safetensors"]),
         (1, (8 + 2).to_bytes(8, "little") + b"{}        "),

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbridge.codec import parse_json
 from kvbridge.errors import KVBridgeError, UsageError
-from kvbridge.files import parse_json, write_file
+from kvbridge.files import write_file
 
 USEFUL = 0.2
 

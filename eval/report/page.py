@@ -21,6 +21,7 @@ from kvbridge.eval.statistics.gated import gate_arrays
 from kvbridge.eval.statistics.routing import risk_coverage
 from kvbridge.eval.statistics.table import Table
 from kvbridge.eval.statistics.verdict import CASCADE, GATE, TRANSLATE, metric_of
+from kvbridge.format import RUN_MARKDOWN, RUN_REPORT
 
 WORST = 8
 TEXT_CHARACTERS = 1500
@@ -191,11 +192,11 @@ def write_report(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     content = {
-        "report.html": render_html(summary, rows, meta, texts),
-        "summary.md": display.markdown(summary, (meta or {}).get("command")),
+        RUN_REPORT: render_html(summary, rows, meta, texts),
+        RUN_MARKDOWN: display.markdown(summary, (meta or {}).get("command")),
     }
     for name, text in content.items():
         temporary = folder / f".{name}.tmp"
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, folder / name)
-    return folder / "report.html", folder / "summary.md"
+    return folder / RUN_REPORT, folder / RUN_MARKDOWN

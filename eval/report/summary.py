@@ -37,8 +37,8 @@ from kvbridge.eval.statistics.verdict import (
     metric_of,
     subjects,
 )
+from kvbridge.format import SUMMARY_SCHEMA
 
-SCHEMA = 1
 METRICS = (
     "loss",
     "loss_per_token",
@@ -70,7 +70,7 @@ def summarise(
         task: {name: condition(table, name) for name in names} for task, table in tables.items()
     }
     return {
-        "schema": SCHEMA,
+        "schema": SUMMARY_SCHEMA,
         "pair": pair,
         "n": (measured := len({(row.task, row.item) for row in rows if row.status == "ok"})),
         "n_left_out": len({(row.task, row.item) for row in rows}) - measured,

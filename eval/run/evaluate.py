@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, EvalError, KVBridgeError
 from kvbridge.eval.conditions.plans import check_names, ordered
 from kvbridge.eval.conditions.routes import CONDITIONS, Prompt, condition
@@ -20,16 +21,10 @@ from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
 from kvbridge.eval.tasks.chosen import Excluded, donors
 from kvbridge.eval.tasks.items import Item
-from kvbridge.files import parse_json, write_file
+from kvbridge.files import write_file
+from kvbridge.format import RUN_META, RUN_ROWS, RUN_SUMMARY
 from kvbridge.geometry import digest_json
 
-ROWS, RUN, SUMMARY, REPORT, MARKDOWN = (
-    "rows.jsonl",
-    "run.json",
-    "summary.json",
-    "report.html",
-    "summary.md",
-)
 Progress = Callable[[int, int, str], None]
 
 
@@ -73,15 +68,15 @@ def evaluate(
         )
     out.mkdir(parents=True, exist_ok=True)
     pair = pair_digest(setup)
-    with RowWriter(out / ROWS, pair) as writer:
-        used = _same_items(out / RUN, items, writer)
+    with RowWriter(out / RUN_ROWS, pair) as writer:
+        used = _same_items(out / RUN_META, items, writer)
         body = {
             **(meta or {}),
             "pair": pair_meta(setup),
             "items": used,
-            "data": _same_data(out / RUN, data, writer),
+            "data": _same_data(out / RUN_META, data, writer),
         }
-        write_file(out / RUN, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
+        write_file(out / RUN_META, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
         for lost in excluded:
             for name in conditions:
                 if (lost.id, lost.task, name) not in writer.done:
@@ -99,7 +94,7 @@ def evaluate(
             writer.write_all(rows)
             if progress is not None:
                 progress(number, len(items), rows[0].task)
-    return out / ROWS
+    return out / RUN_ROWS
 
 
 def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[str, str]:
@@ -138,7 +133,7 @@ def _check_same(out: Path, what: str, was: Any, now: str | None) -> None:
 def check_run(out: Path, translator: str, data: str) -> None:
     """Raises EvalError where the rows that stand in `out` are of another translator or of other texts (digests): what
     `evaluate` would say, too, once models are loaded."""
-    rows, path = out / ROWS, out / RUN
+    rows, path = out / RUN_ROWS, out / RUN_META
     if not rows.exists() or not rows.stat().st_size or not path.exists():
         return
     before = parse_json(path.read_bytes(), str(path))
@@ -154,10 +149,10 @@ def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:
     """Summary, report and Markdown from the rows alone; returns the summary."""
     from kvbridge.eval.report.page import write_report
 
-    meta = json.loads((out / RUN).read_text("utf-8"))
-    rows = read_rows(out / ROWS).rows
+    meta = json.loads((out / RUN_META).read_text("utf-8"))
+    rows = read_rows(out / RUN_ROWS).rows
     summary = summarise(rows, meta)
-    write_summary(out / SUMMARY, summary)
+    write_summary(out / RUN_SUMMARY, summary)
     write_report(out, summary, rows, meta, texts=texts)
     return summary
 

@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.asset.folder import Asset, load_asset, load_controls, save_asset
+from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.run.evaluate import evaluate, finish
 from kvbridge.eval.run.workers import Recipe, workers
 from kvbridge.eval.tasks.chosen import Excluded
 from kvbridge.eval.tasks.items import Item
-from kvbridge.files import parse_json, write_file
+from kvbridge.files import write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit, fit
+from kvbridge.format import RUN_ASSET, RUN_FIT
 from kvbridge.handoff.evidence import Gate
 from kvbridge.handoff.repair import RepairPlan
 from kvbridge.model.load import Model
 
-ASSET, TIMINGS = "asset", "fit.json"
 Say = Callable[[str], None]
 
 
@@ -47,7 +48,7 @@ def fitted_asset(
     progress: Any = None,
 ) -> Fitted:
     """The asset in `out/asset`: the one that stands there if it is of these models and this configuration, else a new fit."""
-    path = out / ASSET
+    path = out / RUN_ASSET
     if path.exists():
         asset = load_asset(path)
         manifest = asset.manifest
@@ -71,7 +72,7 @@ def fitted_asset(
         on_plan=lambda plan: say("; ".join(plan.lines())),
     )
     say(fit_line(done))
-    write_file(out / TIMINGS, _json(done.timings))
+    write_file(out / RUN_FIT, _json(done.timings))
     save_asset(done, path)
     return Fitted(load_asset(path), done.timings)
 
@@ -164,7 +165,7 @@ def _heat(asset: Asset) -> list[list[float | None]] | None:
 
 
 def _read_timings(out: Path) -> dict[str, float] | None:
-    path = out / TIMINGS
+    path = out / RUN_FIT
     found = parse_json(path.read_bytes(), str(path)) if path.exists() else None
     return found if isinstance(found, dict) else None
 

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from kvbridge.errors import CorruptFile, EvalError, UnknownSchema
+from kvbridge.format import ROW_SCHEMA
 
-SCHEMA = 1
 TASKS = ("continuation", "recall", "multiple_choice", "qa")
 STATUSES = ("ok", "failed", "excluded")
 VERDICTS = ("use", "use_approximate", "discard")
@@ -62,7 +62,7 @@ class Row:
     score: float | None = None
     status: str = "ok"
     reason: str = ""
-    schema: int = SCHEMA
+    schema: int = ROW_SCHEMA
 
     @property
     def key(self) -> Key:
@@ -148,9 +148,9 @@ def parse_row(line: bytes | str, where: str) -> Row:
         ) from None
     if not isinstance(record, dict):
         raise CorruptFile(f"{where}: expected a JSON object, found {type(record).__name__}")
-    if record.get("schema") != SCHEMA:
+    if record.get("schema") != ROW_SCHEMA:
         raise UnknownSchema(
-            f"{where}: expected row schema {SCHEMA}, found {record.get('schema')!r}; write to a new folder"
+            f"{where}: expected row schema {ROW_SCHEMA}, found {record.get('schema')!r}; write to a new folder"
         )
     if (missing := _REQUIRED - record.keys()) or (unknown := record.keys() - _NAMES):
         what = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"

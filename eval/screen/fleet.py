@@ -14,7 +14,7 @@ import torch
 from kvbridge.cache.prefill import capture_batch
 from kvbridge.errors import EvalError, KVBridgeError
 from kvbridge.eval.run.latency import break_even, longest_text, measure_latency
-from kvbridge.eval.run.pair import ASSET, fitted_asset, run_pair
+from kvbridge.eval.run.pair import fitted_asset, run_pair
 from kvbridge.eval.screen.data import Data
 from kvbridge.eval.screen.report import write_fleet_report
 from kvbridge.eval.screen.similarity import canonical_correlations, linear_cka, r2_over_tokens
@@ -27,6 +27,7 @@ from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.rows import TextBatch, cut, pair_rows
 from kvbridge.fitting.select import relative_order
+from kvbridge.format import LATENCY_FILE, PREDICTORS_FILE, RUN_ASSET, SCREENING_FILE
 from kvbridge.geometry import digest_json
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.model.load import Model
@@ -183,19 +184,17 @@ def screen(
             say(f"refused: {error}")
             found.append(Screened(sender.name, receiver.name, before, refused=str(error)))
             continue
-        size = sum(p.stat().st_size for p in (folder / ASSET).iterdir())
+        size = sum(p.stat().st_size for p in (folder / RUN_ASSET).iterdir())
         found.append(Screened(sender.name, receiver.name, before, summary, size, tokens))
     result = screening_summary(found)
-    write_file(
-        out / "screening.json", (json.dumps(result, indent=1, sort_keys=True) + "\n").encode()
-    )
+    write_file(out / SCREENING_FILE, (json.dumps(result, indent=1, sort_keys=True) + "\n").encode())
     write_fleet_report(out, result, command)
     return result
 
 
 def _predicted(folder: Path, sender: Model, receiver: Model, data: Data) -> dict[str, float]:
     """Predictors of a pair, kept in `predictors.json` so that a cut run does not compute them again."""
-    path = folder / "predictors.json"
+    path = folder / PREDICTORS_FILE
     probe = data.probe()
     key = [
         sender.geometry.digest,
@@ -218,7 +217,7 @@ def _break_even(
     folder: Path, asset: Any, sender: Model, receiver: Model, raws: Iterable[RawItem]
 ) -> int | None:
     """Break-even prompt length, measured once and kept in `latency.json`; None where a handoff is never faster."""
-    path = folder / "latency.json"
+    path = folder / LATENCY_FILE
     if not path.exists():
         rows = measure_latency(
             Bridge(asset, sender=sender, receiver=receiver),

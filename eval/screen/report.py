@@ -11,6 +11,7 @@ from kvbridge.eval.report import display
 from kvbridge.eval.report.page import environment
 from kvbridge.eval.screen.verdicts import CONTROLS, EXTRAPOLATED, size
 from kvbridge.files import write_file
+from kvbridge.format import RUN_MARKDOWN, RUN_REPORT
 
 
 @dataclass(frozen=True)
@@ -158,5 +159,5 @@ def fleet_markdown(result: Mapping[str, Any], command: str | None = None) -> str
 
 def write_fleet_report(folder: Path, result: Mapping[str, Any], command: str | None = None) -> None:
     """Writes `report.html` and `summary.md` into a screening's folder, each whole or not at all."""
-    write_file(folder / "report.html", render_fleet(result, command).encode())
-    write_file(folder / "summary.md", fleet_markdown(result, command).encode())
+    write_file(folder / RUN_REPORT, render_fleet(result, command).encode())
+    write_file(folder / RUN_MARKDOWN, fleet_markdown(result, command).encode())

@@ -22,11 +22,11 @@ from kvbridge.eval.statistics.bootstrap import RESOLVED
 from kvbridge.eval.statistics.figures import Refused, holm
 from kvbridge.eval.statistics.table import number
 from kvbridge.eval.statistics.verdict import CASCADE, GATE, PREFILL, TRANSLATE
+from kvbridge.format import SCREENING_SCHEMA
 
 PAIRS_FOR_CORRELATION = 10
 CONTROLS = ("token_only", "wrong_document", "tail_only32")
 """Whose recovery stands beside the translation's."""
-SCREENING_SCHEMA = 1
 EXTRAPOLATED = f"p below {RESOLVED:.3f}, finer than the resamples count: read from their tail, on the safe side"
 
 

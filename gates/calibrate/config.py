@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvbridge.errors import UsageError, unknown_names
+from kvbridge.format import MAX_RUNGS
 from kvbridge.gates.decide.guarantee import check_levels
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.handoff.repair import RepairPlan
 
-MAX_PLANS = 16
 PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
 
 
@@ -41,9 +41,9 @@ class GateConfig:
             raise UsageError(unknown_names("signals", unknown, SIGNALS))
         if len(set(self.signals)) != len(self.signals):
             raise UsageError(f"expected each signal once, found {', '.join(self.signals)}")
-        if not 1 <= len(self.plans) <= MAX_PLANS or len(set(self.plans)) != len(self.plans):
+        if not 1 <= len(self.plans) <= MAX_RUNGS or len(set(self.plans)) != len(self.plans):
             raise UsageError(
-                f"expected 1 to {MAX_PLANS} different repair plans, found {str(self.plans)[:200]}"
+                f"expected 1 to {MAX_RUNGS} different repair plans, found {str(self.plans)[:200]}"
             )
         for one, other in pairwise(self.plans):
             if replace(one, tail=other.tail) == other and other.tail < one.tail:

@@ -17,20 +17,21 @@ from torch import Tensor
 
 from kvbridge.asset.folder import Asset
 from kvbridge.asset.manifest import Manifest
+from kvbridge.codec import read_json
 from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
-from kvbridge.files import check_safetensors_header, publish_folder, read_json, verify_folder
-from kvbridge.gates.calibrate.config import MAX_PLANS
+from kvbridge.files import publish_folder, verify_folder
+from kvbridge.format import CALIBRATION, MAX_CALIBRATION_TENSORS, MAX_RUNGS, METADATA_KEY
 from kvbridge.gates.decide.guarantee import Tested
 from kvbridge.gates.decide.score import Score
-from kvbridge.gates.decide.sealed import SCHEMA, Calibration, Rung
+from kvbridge.gates.decide.sealed import Calibration, Rung
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry, digest_json
 from kvbridge.handoff.repair import RepairPlan
+from kvbridge.headers import check_safetensors_header
 
-BODY, TENSORS = "calibration.json", "gate.safetensors"
-MAX_TENSORS = 4096
+BODY, TENSORS = CALIBRATION.description, CALIBRATION.tensors
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FIELDS = frozenset(
     {
@@ -65,7 +66,7 @@ def save_calibration(calibration: Calibration, path: str | Path) -> str:
     raw = (json.dumps(body, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
     tensors = _tensors(calibration.extras)
     return publish_folder(
-        Path(path), {BODY: raw, TENSORS: save(tensors, metadata={"kvbridge": digest_json(body)})}
+        Path(path), {BODY: raw, TENSORS: save(tensors, metadata={METADATA_KEY: digest_json(body)})}
     )
 
 
@@ -82,9 +83,9 @@ def load_calibration(path: str | Path, asset: Asset) -> Calibration:
     path = Path(path)
     digest = verify_folder(path, required=frozenset({BODY, TENSORS}))
     body, name = read_json(path / BODY), str(path / BODY)
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+    if not isinstance(body, dict) or body.get("schema") != CALIBRATION.schema:
         raise UnknownSchema(
-            f"{name}: expected schema {SCHEMA}; use the matching kvbridge or calibrate again"
+            f"{name}: expected schema {CALIBRATION.schema}; use the matching kvbridge or calibrate again"
         )
     if set(body) != _FIELDS:
         raise CorruptFile(
@@ -110,7 +111,7 @@ def _plain(body: dict[str, Any], name: str) -> dict[str, Any]:
     columns = frozenset(c for s in signals for c in SIGNALS[s].columns)
     rungs = tuple(_rung(r, columns, name) for r in _list(body["rungs"]))
     if (
-        not 1 <= len(rungs) <= MAX_PLANS
+        not 1 <= len(rungs) <= MAX_RUNGS
         or len({r.plan for r in rungs}) != len(rungs)
         or len(set(signals)) != len(signals)
     ):
@@ -227,7 +228,7 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, manifest: Manife
         },
         **{f"residual.{i}.v": (receiver.layers[i].stream("v").heads,) for i in residual},
     }
-    header = check_safetensors_header(path, max_tensors=MAX_TENSORS)
+    header = check_safetensors_header(path, max_tensors=MAX_CALIBRATION_TENSORS)
     found = {n: (dtype, shape) for n, (dtype, shape, _) in header.tensors.items()}
     if found != {n: ("F32", shape) for n, shape in expected.items()}:
         odd = sorted(
@@ -236,7 +237,7 @@ def _read_extras(path: Path, body: dict[str, Any], layers: Any, manifest: Manife
         raise CorruptFile(
             f"{path}: tensors do not match calibration.json: {', '.join(n[:80] for n in odd[:4])}"
         )
-    if header.metadata != {"kvbridge": digest_json(body)}:
+    if header.metadata != {METADATA_KEY: digest_json(body)}:
         raise CorruptFile(f"{path}: these tensors are not of this calibration; calibrate again")
     try:
         tensors = load_file(path)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvbridge.format import CALIBRATION
 from kvbridge.gates.decide.guarantee import Tested
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import short_name
 from kvbridge.handoff.repair import RepairPlan
-
-SCHEMA = "kvbridge.calibration/4"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Calibration:
     def body(self) -> dict[str, Any]:
         """What calibration.json holds."""
         return {
-            "schema": SCHEMA,
+            "schema": CALIBRATION.schema,
             "translator": self.translator,
             "sender": self.sender,
             "receiver": self.receiver,

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbridge.errors import CorruptFile
-from kvbridge.files import Header
+from kvbridge.format import FLOAT_DTYPES
 from kvbridge.geometry import KVGeometry
+from kvbridge.headers import Header
 
-MAX_TENSORS = 65_536
-FLOATS = ("F16", "BF16", "F32", "F64")
 FACTOR = "leverage."
 
 
@@ -231,7 +230,7 @@ def check_tensors(header: Header, expected: dict[str, tuple[int, ...]], name: st
     dtypes = {
         dtype for tensor, (dtype, _, _) in header.tensors.items() if not tensor.startswith(FACTOR)
     }
-    if len(dtypes) != 1 or not dtypes <= set(FLOATS):
+    if len(dtypes) != 1 or not dtypes <= set(FLOAT_DTYPES):
         raise CorruptFile(
             f"{name}: expected weights of one floating-point dtype, found {', '.join(sorted(dtypes))}"
         )

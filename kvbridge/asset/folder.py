@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kvbridge.asset.card import model_card
 from kvbridge.asset.entries import (
-    MAX_TENSORS,
     FactorEntry,
     MapEntry,
     check_tensors,
@@ -25,25 +24,16 @@ from kvbridge.asset.entries import (
     tensor_names,
 )
 from kvbridge.asset.leverage import Factor
-from kvbridge.asset.manifest import CONTROLS_SCHEMA, Manifest, check_controls
+from kvbridge.asset.manifest import Manifest, check_controls
 from kvbridge.asset.maps.translator import Block, GroupMap, Translator
+from kvbridge.codec import read_json
 from kvbridge.errors import CorruptFile, UsageError
-from kvbridge.files import (
-    check_safetensors_header,
-    folder_digest,
-    publish_folder,
-    read_json,
-    stands_already,
-    verify_folder,
-)
+from kvbridge.files import folder_digest, publish_folder, stands_already, verify_folder
+from kvbridge.format import CARD, CONTROL_SET, MAX_ASSET_TENSORS, METADATA_KEY, TRANSLATOR
 from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.headers import check_safetensors_header
 
-MANIFEST, WEIGHTS, CARD, CONTROLS = (
-    "manifest.json",
-    "weights.safetensors",
-    "README.md",
-    "controls.safetensors",
-)
+MANIFEST, WEIGHTS, CONTROLS = TRANSLATOR.description, TRANSLATOR.tensors, CONTROL_SET.tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +60,7 @@ def save_asset(fit: Any, path: str | Path) -> str:
     factors = {s: FactorEntry(f.layers, f.directions.shape[1]) for s, f in fit.factors.items()}
     binding = Manifest.of_fit(fit, entries, factors, weights_bytes=0).binding
     tensors = _tensors(fit.translator) | _factor_tensors(fit.factors)
-    weights = save(tensors, metadata={"kvbridge": binding})
+    weights = save(tensors, metadata={METADATA_KEY: binding})
     manifest = Manifest.of_fit(fit, entries, factors, weights_bytes=len(weights))
     files = {
         MANIFEST: _json_bytes(manifest.body),
@@ -81,19 +71,19 @@ def save_asset(fit: Any, path: str | Path) -> str:
     controls: dict[str, bytes] = {}
     if fit.controls is not None:
         body = {
-            "schema": CONTROLS_SCHEMA,
+            "schema": CONTROL_SET.schema,
             "translator": digest,
             "receiver_features": fit.controls.receiver_features,
             "maps": [entry.to_json() for entry in map_entries(fit.controls)],
         }
         controls = {
             MANIFEST: _json_bytes(body),
-            CONTROLS: save(_tensors(fit.controls), metadata={"kvbridge": digest_json(body)}),
+            CONTROLS: save(_tensors(fit.controls), metadata={METADATA_KEY: digest_json(body)}),
         }
-        stands_already(controls_path(path), controls)
+        stands_already(CONTROL_SET.beside(path), controls)
     stands_already(path, files)
     if controls:
-        publish_folder(controls_path(path), controls)
+        publish_folder(CONTROL_SET.beside(path), controls)
     publish_folder(path, files)
     return digest
 
@@ -128,7 +118,7 @@ def load_asset(path: str | Path) -> Asset:
 
 def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
     """The token-only control map that was solved with `asset`; raises CorruptFile where it is of another one."""
-    path = controls_path(asset.path) if path is None else Path(path)
+    path = CONTROL_SET.beside(asset.path) if path is None else Path(path)
     verify_folder(path, required=frozenset({MANIFEST, CONTROLS}))
     body = read_json(path / MANIFEST)
     features, entries = check_controls(body, asset.digest, asset.manifest, str(path))
@@ -137,11 +127,6 @@ def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
         path / CONTROLS, expected_shapes(entries, sender, receiver), digest_json(body), None
     )
     return _translator(tensors, sender, receiver, "token-only", features, entries, str(path))
-
-
-def controls_path(path: Path) -> Path:
-    """Where an asset's control set stands unless said otherwise."""
-    return path.with_name(path.name + ".controls")
 
 
 def _tensors(translator: Translator) -> dict[str, Tensor]:
@@ -171,13 +156,15 @@ def _read_tensors(
     path: Path, shapes: dict[str, tuple[int, ...]], binding: str, announced_bytes: int | None
 ) -> dict[str, Tensor]:
     """The tensors of a weights file, exactly those of `shapes`, bound and finite."""
-    header = check_safetensors_header(path, max_tensors=MAX_TENSORS, max_bytes=announced_bytes)
+    header = check_safetensors_header(
+        path, max_tensors=MAX_ASSET_TENSORS, max_bytes=announced_bytes
+    )
     if announced_bytes is not None and path.stat().st_size != announced_bytes:
         raise CorruptFile(
             f"{path}: {path.stat().st_size} bytes, the manifest says {announced_bytes}"
         )
     check_tensors(header, shapes, str(path))
-    if header.metadata != {"kvbridge": binding}:
+    if header.metadata != {METADATA_KEY: binding}:
         raise CorruptFile(f"{path}: these weights are not of this manifest; fetch or fit it again")
     try:
         tensors = load_file(path)

@@ -17,11 +17,9 @@ from kvbridge.asset.entries import (
     read_maps,
 )
 from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.format import CONTROL_SET, MAX_FITTED_DOCUMENTS, TRANSLATOR
 from kvbridge.geometry import KVGeometry, digest_json, short_name
 
-SCHEMA = "kvbridge.translator/1"
-CONTROLS_SCHEMA = "kvbridge.controls/1"
-MAX_NAMES = 1 << 18
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
 _SCORES = frozenset(
@@ -128,7 +126,7 @@ class Manifest:
         """The manifest of a finished fit; nothing in it depends on the time or the machine."""
         translator = fit.translator
         body = {
-            "schema": SCHEMA,
+            "schema": TRANSLATOR.schema,
             "sender": translator.sender.to_json(),
             "receiver": translator.receiver.to_json(),
             "family": translator.family,
@@ -160,9 +158,9 @@ class Manifest:
         """Raises UnknownSchema for another version and CorruptFile for anything malformed, naming `name`."""
         if not isinstance(body, dict) or "schema" not in body:
             raise CorruptFile(f"{name}: expected a translator manifest, found none")
-        if body["schema"] != SCHEMA:
+        if body["schema"] != TRANSLATOR.schema:
             raise UnknownSchema(
-                f"{name}: expected schema {SCHEMA}, found {body['schema']!r}; use the matching kvbridge or fit again"
+                f"{name}: expected schema {TRANSLATOR.schema}, found {body['schema']!r}; use the matching kvbridge or fit again"
             )
         if set(body) - set(_OPTIONAL) != set(_FIELDS):
             odd = sorted((set(body) - set(_OPTIONAL)) ^ set(_FIELDS))
@@ -210,10 +208,10 @@ class Manifest:
 
 
 def _check_names(names: Any, name: str) -> None:
-    """Raises CorruptFile unless these are at most MAX_NAMES short names of documents."""
-    if not isinstance(names, list) or len(names) > MAX_NAMES:
+    """Raises CorruptFile unless these are at most MAX_FITTED_DOCUMENTS short names of documents."""
+    if not isinstance(names, list) or len(names) > MAX_FITTED_DOCUMENTS:
         raise CorruptFile(
-            f"{name}: fitted_on must be a list of at most {MAX_NAMES:,} names, found {str(names)[:80]}"
+            f"{name}: fitted_on must be a list of at most {MAX_FITTED_DOCUMENTS:,} names, found {str(names)[:80]}"
         )
     odd = next((n for n in names if type(n) is not str or _NAME.fullmatch(n) is None), None)
     if odd is not None:
@@ -268,8 +266,8 @@ def check_controls(
     body: Any, translator_digest: str, asset: Manifest, name: str
 ) -> tuple[str, tuple[MapEntry, ...]]:
     """Receiver features and maps of a control set; raises where it does not name this translator."""
-    if not isinstance(body, dict) or body.get("schema") != CONTROLS_SCHEMA:
-        raise UnknownSchema(f"{name}: expected schema {CONTROLS_SCHEMA}")
+    if not isinstance(body, dict) or body.get("schema") != CONTROL_SET.schema:
+        raise UnknownSchema(f"{name}: expected schema {CONTROL_SET.schema}")
     if body.get("translator") != translator_digest:
         raise CorruptFile(
             f"{name}: these controls are of another translator; expected {translator_digest}, found {body.get('translator')}"

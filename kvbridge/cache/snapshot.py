@@ -12,14 +12,15 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvbridge.cache.provenance import Provenance, exact_provenance
-from kvbridge.cache.snapshot_file import KEY, Description, check_content, describe
+from kvbridge.cache.snapshot_file import Description, check_content, describe
 from kvbridge.errors import CorruptFile, UsageError
-from kvbridge.files import check_safetensors_header, write_file
+from kvbridge.files import write_file
+from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
 from kvbridge.geometry import KVGeometry, digest_text
+from kvbridge.headers import check_safetensors_header
 from kvbridge.model.load import Model
 from kvbridge.model.rope import Rotation
 
-MAX_TENSORS = 4096
 LayerKV = dict[str, Tensor]
 
 
@@ -195,7 +196,9 @@ class KVSnapshot:
         }
         bare = Description(self.text_digest, self.characters, self.geometry, self.provenance, "")
         body = replace(bare, digest=bare.content_digest(tensors)).to_json()
-        write_file(Path(path), save(tensors, metadata={KEY: json.dumps(body, sort_keys=True)}))
+        write_file(
+            Path(path), save(tensors, metadata={METADATA_KEY: json.dumps(body, sort_keys=True)})
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> KVSnapshot:
@@ -204,7 +207,9 @@ class KVSnapshot:
         from safetensors.torch import load_file
 
         path = Path(path)
-        found = describe(check_safetensors_header(path, max_tensors=MAX_TENSORS), str(path))
+        found = describe(
+            check_safetensors_header(path, max_tensors=MAX_SNAPSHOT_TENSORS), str(path)
+        )
         try:
             tensors = load_file(path)
             check_content(found, tensors, str(path))

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from kvbridge.cache.provenance import Provenance
+from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, UnknownSchema
-from kvbridge.files import Header, parse_json
+from kvbridge.format import FLOAT_DTYPES, METADATA_KEY, SNAPSHOT_SCHEMA
 from kvbridge.geometry import KVGeometry, digest_json, digest_parts
+from kvbridge.headers import Header
 from kvbridge.model.digests import tensor_digest
-
-SCHEMA = "kvbridge.snapshot/1"
-KEY = "kvbridge"
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Description:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `describe` reads them."""
         return {
-            "schema": SCHEMA,
+            "schema": SNAPSHOT_SCHEMA,
             "text_digest": self.text_digest,
             "characters": self.characters,
             "geometry": self.geometry.to_json(),
@@ -56,11 +54,13 @@ def describe(header: Header, name: str) -> Description:
 
     Raises UnknownSchema or CorruptFile naming `name`; no tensor is read.
     """
-    body = parse_json(header.metadata.get(KEY, "").encode("utf-8", "replace"), name)
+    body = parse_json(header.metadata.get(METADATA_KEY, "").encode("utf-8", "replace"), name)
     if not isinstance(body, dict) or "schema" not in body:
         raise CorruptFile(f"{name}: expected a saved snapshot, found something else")
-    if body["schema"] != SCHEMA:
-        raise UnknownSchema(f"{name}: expected {SCHEMA}, found {str(body['schema'])[:80]!r}")
+    if body["schema"] != SNAPSHOT_SCHEMA:
+        raise UnknownSchema(
+            f"{name}: expected {SNAPSHOT_SCHEMA}, found {str(body['schema'])[:80]!r}"
+        )
     fields = {
         "schema": str,
         "text_digest": str,
@@ -97,7 +97,7 @@ def describe(header: Header, name: str) -> Description:
             f"{name}: tensors do not match its geometry: {', '.join(ascii(t)[:80] for t in odd[:4])}"
         )
     for tensor, (dtype, _, _) in header.tensors.items():
-        if dtype not in (FLOATS if tensor.startswith("layers.") else ("I64",)):
+        if dtype not in (FLOAT_DTYPES if tensor.startswith("layers.") else ("I64",)):
             raise CorruptFile(f"{name}: {tensor} cannot be of dtype {dtype}")
     if not provenance.covers(len(geometry.layers), count):
         raise CorruptFile(f"{name}: the provenance does not cover each cached value once")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from kvbridge.asset.folder import Asset, controls_path
+from kvbridge.asset.folder import Asset
 from kvbridge.errors import UsageError
-from kvbridge.files import SUMS
+from kvbridge.format import CALIBRATION, CONTROL_SET, SUMS, TRANSLATOR
 from kvbridge.model.load import check_source
 
 
@@ -26,7 +26,7 @@ def check_out(out: Path, *, new: str | None = None) -> None:
     if not os.access(at, os.W_OK | os.X_OK):
         raise UsageError(f"--out {out}: nothing may be written in {at}; choose another folder")
     if (at / SUMS).exists() and any(
-        (at / name).exists() for name in ("manifest.json", "calibration.json")
+        (at / folder.description).exists() for folder in (TRANSLATOR, CALIBRATION)
     ):
         raise UsageError(
             f"--out {out}: {at} is an asset or calibration, which nothing is added to; choose another folder"
@@ -35,7 +35,7 @@ def check_out(out: Path, *, new: str | None = None) -> None:
 
 def check_controls(asset: Asset, given: Path | None) -> None:
     """Raises UsageError where an asset has no control set: without it nothing can be said of its translations."""
-    where = given or controls_path(asset.path)
+    where = given or CONTROL_SET.beside(asset.path)
     if not where.is_dir():
         raise UsageError(
             f"no control set stands at {where}; fit again, or give its folder with --controls"

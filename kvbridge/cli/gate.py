@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbridge.format import CALIBRATION
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -87,7 +89,7 @@ def gate_calibrate(
     from kvbridge.handoff.bridge import Bridge
     from kvbridge.handoff.repair import RepairPlan
 
-    target = out or asset.with_name(asset.name + ".gate")
+    target = out or CALIBRATION.beside(asset)
     try:
         plans = tuple(RepairPlan(tail=int(t)) for t in tails.split(","))
     except ValueError as error:
@@ -217,7 +219,7 @@ def _calibration(asset: Path, given: Path | None) -> Path:
     """The folder of a calibration: the one given, else the one beside the asset; raises UsageError where there is none."""
     from kvbridge.errors import UsageError
 
-    where = given or asset.with_name(asset.name + ".gate")
+    where = given or CALIBRATION.beside(asset)
     if not where.is_dir():
         raise UsageError(
             f"no calibration stands at {where}: run `kvbridge gate calibrate {asset}` first"

@@ -130,11 +130,12 @@ def fit(
 def inspect(asset: Path, as_json: Json = False) -> None:
     """Print what an asset says of itself, without loading its weights."""
     from kvbridge.asset.card import model_card
-    from kvbridge.asset.folder import MANIFEST
     from kvbridge.asset.manifest import Manifest
-    from kvbridge.files import read_json
+    from kvbridge.codec import read_json
+    from kvbridge.format import TRANSLATOR
 
-    manifest = Manifest.from_json(read_json(asset / MANIFEST), str(asset / MANIFEST))
+    path = asset / TRANSLATOR.description
+    manifest = Manifest.from_json(read_json(path), str(path))
     if as_json:
         emit(manifest.body)
     else:

@@ -24,6 +24,7 @@ from kvbridge.cli.registry_command import (
 )
 from kvbridge.cli.registry_hub import pull, push
 from kvbridge.errors import FileError, NotInStore, StoreError, UsageError
+from kvbridge.format import CALIBRATION, CONTROL_SET
 from kvbridge.registry.store.signing import sign as sign_statement
 
 __all__ = ["pull", "push", "registry_app"]
@@ -68,8 +69,8 @@ def add(
             ref = store.attach(folder, tag=tag, progress=progress)
         else:
             ref = store.publish(folder, tag=tag, signature=signature, progress=progress)
-            for suffix in (".controls", ".gate"):
-                beside = folder.with_name(folder.name + suffix)
+            for attachment in (CONTROL_SET, CALIBRATION):
+                beside = attachment.beside(folder)
                 if beside.is_dir():
                     store.attach(beside)
     body = {

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from kvbridge.codec import read_json
 from kvbridge.errors import KVBridgeError, UsageError
-from kvbridge.files import read_json
 from kvbridge.registry.store.admission import Policy, Progress
 from kvbridge.registry.store.naming import clean
 from kvbridge.registry.store.store import LocalStore, default_home

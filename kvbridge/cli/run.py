@@ -27,7 +27,7 @@ from kvbridge.eval.conditions.plans import parsed, with_references
 from kvbridge.eval.conditions.routes import CONDITIONS
 from kvbridge.eval.conditions.setup import check_alike, plans_of
 from kvbridge.eval.report.display import Terminal
-from kvbridge.eval.run.evaluate import REPORT, check_run
+from kvbridge.eval.run.evaluate import check_run
 from kvbridge.eval.run.latency import Latency, break_even, longest_text, measure_latency
 from kvbridge.eval.run.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.screen.data import SEQUENCES, screen_data
@@ -40,6 +40,7 @@ from kvbridge.eval.tasks.items import data_digest, demo_rows, read_raw
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, check_data, read_documents
 from kvbridge.fitting.memory import check_memory, plan_memory
+from kvbridge.format import CALIBRATION, RUN_REPORT
 from kvbridge.gates.decide.calibration import load_calibration
 from kvbridge.gates.decide.policy import CalibratedGate
 from kvbridge.handoff.check import difference
@@ -97,7 +98,7 @@ def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
         progress=counted("items"),
         processes=min(2, os.cpu_count() or 1),
     )
-    say(f"{time.perf_counter() - start:.0f} s in all; report: {out / REPORT}")
+    say(f"{time.perf_counter() - start:.0f} s in all; report: {out / RUN_REPORT}")
     if not as_json:
         show(summary, False)
     if latency:
@@ -267,7 +268,7 @@ def run_eval(
         processes=processes,
         data=data_digest(raws),
     )
-    say(f"report: {out / REPORT}")
+    say(f"report: {out / RUN_REPORT}")
     show(summary, as_json)
 
 
@@ -288,7 +289,7 @@ def gate_for(asset: Asset, given: str | None) -> tuple[Gate, RepairPlan | None]:
     Raises EvalError for a ladder whose plans differ in more than their tail."""
     if given in FIXED_GATES:
         return FIXED_GATES[given], None
-    where = Path(given) if given is not None else asset.path.with_name(asset.path.name + ".gate")
+    where = Path(given) if given is not None else CALIBRATION.beside(asset.path)
     if not where.is_dir():
         raise UsageError(
             f"no calibration stands at {where}: run kvbridge gate calibrate, or give --gate {', '.join(FIXED_GATES)} or a folder"
@@ -334,7 +335,7 @@ def run_screen(
         progress=counted("items"),
         processes=processes,
     )
-    say(f"report: {out / REPORT}")
+    say(f"report: {out / RUN_REPORT}")
     if as_json:
         emit(result)
     else:

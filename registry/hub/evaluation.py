@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.asset.manifest import Manifest
+from kvbridge.codec import read_json
 from kvbridge.errors import CorruptFile, Refused, UnknownSchema
-from kvbridge.files import read_json
+from kvbridge.format import SUMMARY_SCHEMA
 from kvbridge.registry.store.naming import clean
 
-SCHEMA = 1
 CONTROLS = ("native", "sender", "no_context", "wrong_document", "token_only", "tail_only")
 _METRICS = {
     "recovery": ("recovery", 100, "%"),
@@ -33,8 +33,10 @@ def evaluation(path: Path, digest: str, manifest: Manifest) -> str:
     body: Any = read_json(path)
     if not isinstance(body, dict) or not isinstance(body.get("pair"), dict):
         raise CorruptFile(f"{path}: expected the summary.json of `kvbridge eval run`")
-    if body.get("schema") != SCHEMA:
-        raise UnknownSchema(f"{path}: expected schema {SCHEMA}, found {body.get('schema')!r:.40}")
+    if body.get("schema") != SUMMARY_SCHEMA:
+        raise UnknownSchema(
+            f"{path}: expected schema {SUMMARY_SCHEMA}, found {body.get('schema')!r:.40}"
+        )
     wanted = {
         "translator_digest": digest,
         "sender_digest": manifest.sender.digest,

@@ -31,11 +31,10 @@ from huggingface_hub.errors import (
 )
 
 from kvbridge.errors import CorruptFile, NotInStore, Refused, TransferFailed
-from kvbridge.files import SUMS
+from kvbridge.format import CARD, SUMS, TRANSLATOR
 from kvbridge.geometry import digest_json
 from kvbridge.registry.store.admission import Progress
 from kvbridge.registry.store.disk import disk_errors, remove_tree
-from kvbridge.registry.store.kinds import KINDS
 from kvbridge.registry.store.refs import Ref, check_tag
 from kvbridge.registry.store.store import LocalStore
 
@@ -43,8 +42,8 @@ HTTP_ERROR: Any = HfHubHTTPError.__bases__[
     0
 ]  # that of the HTTP package in use: its name differs between releases
 MAX_FILES = 10_000
-CARD, OWN_CARD = "README.md", "asset/README.md"
-_ROOT = frozenset({*KINDS["translator"].required, SUMS})
+OWN_CARD = f"asset/{CARD}"
+_ROOT = frozenset({*TRANSLATOR.required, SUMS})
 _BOUND = re.compile(
     r"(controls|calibration|signature)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})/([A-Za-z0-9._-]{1,99})"
 )

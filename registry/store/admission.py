@@ -12,27 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvbridge.asset.entries import FACTOR, FLOATS, MAX_TENSORS, check_tensors, expected_shapes
+from kvbridge.asset.entries import FACTOR, check_tensors, expected_shapes
 from kvbridge.asset.manifest import Manifest, check_controls
+from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, Refused
-from kvbridge.files import (
+from kvbridge.files import parse_sums
+from kvbridge.format import (
+    FLOAT_DTYPES,
+    FOLDERS,
+    MAX_ASSET_TENSORS,
+    MAX_CARD_BYTES,
     MAX_JSON_BYTES,
+    MAX_SUMS_BYTES,
+    METADATA_KEY,
     SUMS,
-    Header,
-    parse_json,
-    parse_sums,
-    read_safetensors_header,
 )
 from kvbridge.geometry import digest_json
-from kvbridge.registry.store.kinds import KINDS, kind_of
+from kvbridge.headers import Header, read_safetensors_header
+from kvbridge.registry.store.kinds import kind_of
 from kvbridge.registry.store.records import Record, record_of
 from kvbridge.registry.store.stream import Writer, copy_checked
-
-MAX_CARD_BYTES = 4 << 20
-MAX_SUMS_BYTES = 1 << 16
-MAX_PARSE_BYTES = (
-    256 << 20
-)  # what reading a description or a header may hold at once; measured: 203 MiB at worst
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Policy:
     """What a store admits. `public_keys` are PEM files that a signature is checked against."""
 
     max_weights_bytes: int = 64 << 30
-    max_tensors: int = MAX_TENSORS
+    max_tensors: int = MAX_ASSET_TENSORS
     require_signature: bool = False
     public_keys: tuple[Path, ...] = ()
 
@@ -73,19 +72,19 @@ def admit(
     CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
     """
     kind = kind_of(frozenset(files))
-    spec = KINDS[kind]
+    spec = FOLDERS[kind]
     if SUMS not in files:
         raise CorruptFile(f"{name}: {SUMS} is missing")
     limits = {SUMS: MAX_SUMS_BYTES, spec.description: MAX_JSON_BYTES}
-    if spec.weights is not None:
-        limits[spec.weights] = policy.max_weights_bytes
+    if spec.tensors:
+        limits[spec.tensors] = policy.max_weights_bytes
     with ExitStack() as stack:
         opened = {
             n: _open(files[n], f"{name}/{n}", limits.get(n, MAX_CARD_BYTES), stack)
             for n in sorted(files)
         }
         total = sum(size for _, size in opened.values())
-        small = {n: _whole(*opened[n], f"{name}/{n}") for n in opened if n != spec.weights}
+        small = {n: _whole(*opened[n], f"{name}/{n}") for n in opened if n != spec.tensors}
         sums = parse_sums(small[SUMS], f"{name}/{SUMS}")
         if set(sums) != set(files) - {SUMS}:
             raise CorruptFile(f"{name}: holds other files than {SUMS} lists")
@@ -100,15 +99,15 @@ def admit(
             writer.write(data)
             writer.close()
         done = sum(len(data) for data in small.values())
-        if spec.weights is not None and spec.weights in opened:
-            file, size = opened[spec.weights]
-            where = f"{name}/{spec.weights}"
+        if spec.tensors in opened:
+            file, size = opened[spec.tensors]
+            where = f"{name}/{spec.tensors}"
             header = read_safetensors_header(file, size, where, max_tensors=policy.max_tensors)
             _check_weights(header, size, kind, body, manifest, bound_to, where)
             found = copy_checked(
-                file, size, header, sink(spec.weights), where, lambda n: progress(done + n, total)
+                file, size, header, sink(spec.tensors), where, lambda n: progress(done + n, total)
             )
-            _same(found, sums[spec.weights], where)
+            _same(found, sums[spec.tensors], where)
         progress(total, total)
     return Admitted(record, manifest)
 
@@ -149,7 +148,7 @@ def _check_weights(
         binding = digest_json(body)
     else:
         return
-    if header.metadata != {"kvbridge": binding}:
+    if header.metadata != {METADATA_KEY: binding}:
         raise CorruptFile(f"{name}: these weights are not of this manifest; fetch or fit it again")
 
 
@@ -158,7 +157,7 @@ def _check_calibration(
 ) -> None:
     """Raises CorruptFile for tensors that are no floating-point ones and for a gate of other models. What its statistics
     mean is for the gate to check when it loads them."""
-    if odd := sorted({dtype for dtype, _, _ in header.tensors.values()} - set(FLOATS)):
+    if odd := sorted({dtype for dtype, _, _ in header.tensors.values()} - set(FLOAT_DTYPES)):
         raise CorruptFile(f"{name}: expected floating-point tensors, found {', '.join(odd)}")
     if bound_to is None:
         return

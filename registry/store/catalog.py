@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.format import CATALOG
 from kvbridge.registry.store.records import Record
 from kvbridge.registry.store.refs import Ref, Refs
 
@@ -112,7 +113,7 @@ class Catalog:
 
     def _path(self) -> Path:
         """Our file: beside the usual one where that was written by a newer version."""
-        path = self._home / "catalog.sqlite"
+        path = self._home / CATALOG
         try:
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
                 newer = db.execute("PRAGMA user_version").fetchone()[0] > SCHEMA

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbridge.files import Header
+from kvbridge.headers import Header
 
 _FLOAT: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),

@@ -9,12 +9,11 @@ from typing import Any
 
 from kvbridge.asset.manifest import Manifest
 from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.format import FOLDERS
 from kvbridge.geometry import KVGeometry
 
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-CALIBRATION_SCHEMA = "kvbridge.calibration/4"
-SIGNATURE_SCHEMA = "kvbridge.signature/1"
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,7 @@ def check_name(text: str, name: str) -> None:
 
 
 def _bound_to(kind: str, body: Any, name: str) -> str:
-    schema = {
-        "controls": "kvbridge.controls/1",
-        "calibration": CALIBRATION_SCHEMA,
-        "signature": SIGNATURE_SCHEMA,
-    }[kind]
+    schema = FOLDERS[kind].schema
     if not isinstance(body, dict) or "schema" not in body:
         raise CorruptFile(f"{name}: expected a {kind}, found no schema")
     if body["schema"] != schema:

@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, UsageError
-from kvbridge.files import parse_json, sync_folder
+from kvbridge.files import sync_folder
+from kvbridge.format import MAX_REF_BYTES, REF_ASIDE, REF_DRAFT, REF_SCHEMA, REF_SUFFIX
 from kvbridge.geometry import digest_json
 from kvbridge.registry.store.records import DIGEST
 
-REF_SCHEMA = "kvbridge.ref/1"
-DRAFT, ASIDE = "ref.json", ".aside"
-MAX_REF_BYTES = 1 << 16
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -89,7 +88,7 @@ class Refs:
 
     def read(self, key: str) -> Ref | None:
         """The reference of that key, None where there is none; raises CorruptFile where it is damaged."""
-        path = self.folder / f"{key}.json"
+        path = self.folder / f"{key}{REF_SUFFIX}"
         try:
             with path.open("rb") as file:
                 raw = file.read(MAX_REF_BYTES)
@@ -102,14 +101,14 @@ class Refs:
 
     def draft(self, ref: Ref, stage: Path) -> None:
         """Writes and syncs the reference in the writer's own folder. From here on no collection takes the object."""
-        with (stage / DRAFT).open("xb") as file:
+        with (stage / REF_DRAFT).open("xb") as file:
             file.write(ref.to_bytes())
             file.flush()
             os.fsync(file.fileno())
 
     def commit(self, ref: Ref, stage: Path) -> None:
         """Moves the draft into place, durably: one rename, which fails if a collection took the writer's folder."""
-        os.rename(stage / DRAFT, self.folder / f"{ref.key}.json")
+        os.rename(stage / REF_DRAFT, self.folder / f"{ref.key}{REF_SUFFIX}")
         sync_folder(self.folder)
 
     def remove(self, key: str, digest: str) -> bool:
@@ -121,9 +120,9 @@ class Refs:
 
     def take(self, key: str, why: str) -> Path | None:
         """Moves a reference aside, to be looked at once more and ended: `why` is the digest it is removed for, or a word."""
-        aside = self.folder / f"{key}.{why}.{secrets.token_hex(8)}{ASIDE}"
+        aside = self.folder / f"{key}.{why}.{secrets.token_hex(8)}{REF_ASIDE}"
         try:
-            os.rename(self.folder / f"{key}.json", aside)
+            os.rename(self.folder / f"{key}{REF_SUFFIX}", aside)
         except FileNotFoundError:
             return None
         return aside
@@ -141,25 +140,25 @@ class Refs:
             return True
         if back:
             with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.link(aside, self.folder / f"{key}.json")
+                os.link(aside, self.folder / f"{key}{REF_SUFFIX}")
         aside.unlink(missing_ok=True)
         return not back
 
     def asides(self) -> list[Path]:
         """What removals that run, or were killed, have taken aside."""
-        return sorted(self.folder.glob(f"*{ASIDE}"))
+        return sorted(self.folder.glob(f"*{REF_ASIDE}"))
 
     def scan(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Key and directory entry of every reference file."""
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".json"):
-                    yield entry.name.removesuffix(".json"), entry
+                if entry.name.endswith(REF_SUFFIX):
+                    yield entry.name.removesuffix(REF_SUFFIX), entry
 
     def drafts(self, tmp: Path, without: frozenset[str]) -> list[Ref]:
         """The drafts in the writers' folders but those named `without`; what cannot be read is not yet one."""
         found = []
-        for path in (p for p in tmp.glob(f"*/{DRAFT}") if p.parent.name not in without):
+        for path in (p for p in tmp.glob(f"*/{REF_DRAFT}") if p.parent.name not in without):
             with contextlib.suppress(CorruptFile, OSError):
                 found.append(Ref.from_bytes(path.read_bytes()[:MAX_REF_BYTES], str(path)))
         return found
@@ -175,7 +174,7 @@ class Refs:
             with contextlib.suppress(CorruptFile, OSError):
                 found.append(Ref.from_bytes(aside.read_bytes()[:MAX_REF_BYTES], str(aside)))
         back, unreadable = self._read(
-            {ref.key for ref in found} | {name.removesuffix(".json") for name in damaged}
+            {ref.key for ref in found} | {name.removesuffix(REF_SUFFIX) for name in damaged}
         )
         return [*found, *back], [*damaged, *unreadable]
 
@@ -187,5 +186,5 @@ class Refs:
                 if ref is not None:
                     found.append(ref)
             except (CorruptFile, OSError):
-                damaged.append(f"{key}.json")
+                damaged.append(f"{key}{REF_SUFFIX}")
         return found, damaged

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbridge.codec import read_json
 from kvbridge.errors import Refused, UsageError
-from kvbridge.files import publish_folder, read_json
-from kvbridge.registry.store.records import SIGNATURE_SCHEMA, record_of
+from kvbridge.files import publish_folder
+from kvbridge.format import SIGNATURE
+from kvbridge.registry.store.records import record_of
 
-STATEMENT, SIGNATURE = "statement.json", "model.sig"
+STATEMENT, (SIGNATURE_FILE,) = SIGNATURE.description, SIGNATURE.others
 
 
 @dataclass(frozen=True)
@@ -32,34 +34,34 @@ def sign(digest: str, version: int, private_key: str | Path, path: str | Path) -
     """Writes a signature of an asset's digest as folder `path`; the key is a PEM file of an elliptic curve key."""
     if version < 0:
         raise UsageError(f"expected a version of 0 or more, found {version}")
-    body = {"schema": SIGNATURE_SCHEMA, "translator": digest, "version": version}
+    body = {"schema": SIGNATURE.schema, "translator": digest, "version": version}
     raw = (json.dumps(body, sort_keys=True) + "\n").encode()
     with tempfile.TemporaryDirectory() as work:
-        folder, signature = Path(work) / "signed", Path(work) / SIGNATURE
+        folder, signature = Path(work) / "signed", Path(work) / SIGNATURE_FILE
         folder.mkdir()
         (folder / STATEMENT).write_bytes(raw)
         _package().signing.Config().use_elliptic_key_signer(private_key=str(private_key)).sign(
             folder, signature
         )
-        return publish_folder(Path(path), {STATEMENT: raw, SIGNATURE: signature.read_bytes()})
+        return publish_folder(Path(path), {STATEMENT: raw, SIGNATURE_FILE: signature.read_bytes()})
 
 
 def verify_statement(
     files: Mapping[str, Path], name: str, public_keys: Sequence[Path]
 ) -> Statement:
     """The statement, if one of the keys signed it; raises Refused otherwise. Reads each file once."""
-    if not {STATEMENT, SIGNATURE} <= set(files):
-        raise Refused(f"{name}: expected {STATEMENT} and {SIGNATURE}")
+    if not {STATEMENT, SIGNATURE_FILE} <= set(files):
+        raise Refused(f"{name}: expected {STATEMENT} and {SIGNATURE_FILE}")
     if not public_keys:
         raise UsageError(
             "the policy asks for a signature and names no public key; add one to policy.json"
         )
     verifying = _package().verifying
     with tempfile.TemporaryDirectory() as work:
-        folder, signature = Path(work) / "signed", Path(work) / SIGNATURE
+        folder, signature = Path(work) / "signed", Path(work) / SIGNATURE_FILE
         folder.mkdir()
         (folder / STATEMENT).write_bytes(files[STATEMENT].read_bytes())
-        signature.write_bytes(files[SIGNATURE].read_bytes())
+        signature.write_bytes(files[SIGNATURE_FILE].read_bytes())
         problems = []
         for key in public_keys:
             try:

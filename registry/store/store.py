@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvbridge.asset.manifest import Manifest
+from kvbridge.codec import read_json
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, StoreError, UsageError
-from kvbridge.files import SUMS, read_json, verify_folder
+from kvbridge.files import verify_folder
+from kvbridge.format import FOLDERS, SUMS, TRANSLATOR
 from kvbridge.geometry import KVGeometry
 from kvbridge.registry.store.admission import Policy, Progress, admit
 from kvbridge.registry.store.catalog import Catalog, Entry
 from kvbridge.registry.store.collect import Plan, execute, make_plan
 from kvbridge.registry.store.disk import Disk, disk_errors, tree_bytes
-from kvbridge.registry.store.kinds import KINDS, folder_files, kind_of
+from kvbridge.registry.store.kinds import folder_files, kind_of
 from kvbridge.registry.store.naming import select, translator_ref
 from kvbridge.registry.store.publishing import Publisher, Source, source_files
 from kvbridge.registry.store.records import DIGEST, Record, record_of
@@ -100,7 +102,7 @@ class LocalStore:
             raise UsageError(
                 f"{name}: expected a control set, a calibration or a signature, found a translator"
             )
-        description = KINDS[kind].description
+        description = FOLDERS[kind].description
         record, _ = record_of(kind, "", 0, read_json(files[description]), f"{name}/{description}")
         translator = record.translator or ""
         manifest = self.manifest(translator)
@@ -159,7 +161,7 @@ class LocalStore:
 
     def manifest(self, digest: str) -> Manifest:
         """Manifest of a translator in the store."""
-        path = self.path(digest) / KINDS["translator"].description
+        path = self.path(digest) / TRANSLATOR.description
         return Manifest.from_json(read_json(path), str(path))
 
     def entries(self) -> list[Entry]:
@@ -252,7 +254,7 @@ class LocalStore:
         if not DIGEST.fullmatch(digest):
             raise CorruptFile(f"{folder}: not an object of this store")
         kind = kind_of(frozenset(folder_files(folder)))
-        path = folder / KINDS[kind].description
+        path = folder / FOLDERS[kind].description
         return record_of(kind, digest, tree_bytes(folder), read_json(path), str(path))[0]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from kvbridge.errors import CorruptFile
-from kvbridge.files import Header
+from kvbridge.headers import Header
 from kvbridge.registry.store.finite import FiniteScan
 
 CHUNK_BYTES = 4 << 20

@@ -16,8 +16,11 @@ ROOT = Path(__file__).parents[2]
 CORE = (
     "errors",
     "clock",
-    "geometry",
+    "format",
     "files",
+    "codec",
+    "headers",
+    "geometry",
     "demo",
     "model",
     "cache",
@@ -32,7 +35,16 @@ TOP = ("eval", "cli")
 """`eval` may import the core and all branches, `cli` everything; nothing below imports them."""
 OUTSIDE = ("benchmarks", "recipes", "tests", "examples")
 """Not installed: they may import the package, which may not import them."""
-LIGHT = ("errors", "geometry", "files", "asset.manifest", "cache.provenance")
+LIGHT = (
+    "errors",
+    "format",
+    "files",
+    "codec",
+    "headers",
+    "geometry",
+    "asset.manifest",
+    "cache.provenance",
+)
 """Stores and the command line read these without loading torch."""
 
 

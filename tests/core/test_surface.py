@@ -62,7 +62,7 @@ HEAVY = ("torch", "transformers", "numpy", "datasets", "safetensors")
     "modules",
     [
         "kvbridge, kvbridge.errors",
-        "kvbridge.geometry, kvbridge.files, kvbridge.asset.manifest, kvbridge.cache.provenance",
+        "kvbridge.codec, kvbridge.geometry, kvbridge.files, kvbridge.asset.manifest, kvbridge.cache.provenance",
     ],
 )
 def test_light_modules_load_nothing_heavy(modules):

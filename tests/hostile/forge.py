@@ -16,12 +16,12 @@ import torch
 import kvbridge
 from kvbridge.asset.manifest import Manifest
 from kvbridge.errors import CorruptFile, FileError
-from kvbridge.files import SUMS
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit
 from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.train import solve_controls, solve_maps
+from kvbridge.format import SUMS
 from kvbridge.geometry import digest_json, digest_text
 from tests.fitting.made import make_geometry, make_planted
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kvbridge
-from kvbridge.files import SUMS
+from kvbridge.format import SUMS
 from tests.hostile.forge import (
     CARD,
     MANIFEST,

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 import kvbridge
-from kvbridge.asset.folder import controls_path
 from kvbridge.errors import CorruptFile, FileError, UnknownSchema
+from kvbridge.format import CONTROL_SET
 from tests.hostile.forge import (
     CONTROLS,
     WEIGHTS,
@@ -22,7 +22,7 @@ from tests.hostile.forge import (
 
 def test_controls_that_are_not_this_translators(asset, tmp_path):
     loaded = kvbridge.load_asset(asset)
-    own, other = controls_path(asset), controls_path(saved(tmp_path / "other", seed=1))
+    own, other = CONTROL_SET.beside(asset), CONTROL_SET.beside(saved(tmp_path / "other", seed=1))
     assert kvbridge.load_controls(loaded).sender_layers == ()
 
     def refuse(folder, kind=CorruptFile):
@@ -59,7 +59,7 @@ def test_controls_that_are_not_this_translators(asset, tmp_path):
 )
 def test_hostile_controls(asset, what, kind):
     loaded = kvbridge.load_asset(asset)
-    forge_manifest(controls_path(asset), what)
+    forge_manifest(CONTROL_SET.beside(asset), what)
     with pytest.raises(FileError) as found:
         kvbridge.load_controls(loaded)
     assert type(found.value) is kind
@@ -68,7 +68,7 @@ def test_hostile_controls(asset, what, kind):
 def test_controls_that_read_the_sender_are_refused(asset):
     """A control with a sender block would make the token-only floor as high as the translation itself."""
     loaded = kvbridge.load_asset(asset)
-    folder = controls_path(asset)
+    folder = CONTROL_SET.beside(asset)
     shutil.copy(asset / WEIGHTS, folder / CONTROLS)
     forge_manifest(folder, set_at("maps", value=loaded.manifest.body["maps"]))
     with pytest.raises(CorruptFile, match="sender"):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import kvbridge
-from kvbridge.asset.folder import controls_path
+from kvbridge.format import CONTROL_SET
 from tests.hostile.forge import made_fit
 
 KILLS = 30
@@ -95,4 +95,4 @@ def test_an_interrupted_save_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.undo()
     kvbridge.save_asset(made_fit(), path)
     kvbridge.load_controls(kvbridge.load_asset(path))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["asset", controls_path(path).name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["asset", CONTROL_SET.beside(path).name]

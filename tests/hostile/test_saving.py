@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import kvbridge
-from kvbridge.asset.folder import controls_path
 from kvbridge.errors import AlreadyExists
+from kvbridge.format import CONTROL_SET
 from tests.hostile.forge import (
     CARD,
     made_fit,
@@ -45,7 +45,7 @@ def test_other_content_is_never_overwritten(tmp_path, prepare):
     path, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     if prepare == "other asset":
         saved(path, seed=1)
-        shutil.rmtree(controls_path(path))
+        shutil.rmtree(CONTROL_SET.beside(path))
     elif prepare == "damaged":
         saved(path)
         (path / CARD).write_text("changed")
@@ -78,9 +78,9 @@ def test_other_content_is_never_overwritten(tmp_path, prepare):
 
 def test_foreign_content_where_the_controls_belong_leaves_no_half_saved_asset(tmp_path):
     path = tmp_path / "asset"
-    controls_path(path).mkdir()
-    (controls_path(path) / "notes.txt").write_text("mine")
+    CONTROL_SET.beside(path).mkdir()
+    (CONTROL_SET.beside(path) / "notes.txt").write_text("mine")
     with pytest.raises(AlreadyExists):
         kvbridge.save_asset(made_fit(), path)
     assert not path.exists()
-    assert content_of(controls_path(path)) == {"notes.txt": b"mine"}
+    assert content_of(CONTROL_SET.beside(path)) == {"notes.txt": b"mine"}

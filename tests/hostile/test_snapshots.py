@@ -17,8 +17,9 @@ from torch import Tensor
 import kvbridge
 from kvbridge.cache.provenance import Provenance
 from kvbridge.cache.snapshot import KVSnapshot
-from kvbridge.cache.snapshot_file import KEY, Description
+from kvbridge.cache.snapshot_file import Description
 from kvbridge.errors import CorruptFile, FileError, UnknownSchema
+from kvbridge.format import METADATA_KEY
 from tests.hostile import forge as forge_tools
 from tests.hostile.forge import join_weights, set_at, split_weights
 from tests.hostile.test_assets import Bomb
@@ -78,7 +79,9 @@ def forge(
     except (KeyError, TypeError, ValueError, FileError):
         pass
     path.write_bytes(
-        save({k: v.contiguous() for k, v in held.items()}, metadata={KEY: json.dumps(said)})
+        save(
+            {k: v.contiguous() for k, v in held.items()}, metadata={METADATA_KEY: json.dumps(said)}
+        )
     )
 
 
@@ -241,7 +244,7 @@ def test_tensors_that_are_not_a_cache(file, what):
 
 def test_metadata_that_is_not_plain_json(file):
     header, data = split_weights(file)
-    good = header["__metadata__"][KEY]
+    good = header["__metadata__"][METADATA_KEY]
     for bad in (
         "",
         "[]",
@@ -257,7 +260,7 @@ def test_metadata_that_is_not_plain_json(file):
         good.replace("tiny", "\\ud800"),
     ):
         assert bad != good
-        join_weights(file, {**header, "__metadata__": {KEY: bad}}, data)
+        join_weights(file, {**header, "__metadata__": {METADATA_KEY: bad}}, data)
         refused(file)
     join_weights(file, {**header, "__metadata__": {}}, data)
     refused(file)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbridge.files import SUMS, file_digest, sums_of
+from kvbridge.files import file_digest, sums_of
+from kvbridge.format import SUMS
 from tests.hostile.forge import (
     WEIGHTS,
     forge_weights,

@@ -11,10 +11,10 @@ from safetensors.numpy import save
 
 from kvbridge.asset.card import model_card
 from kvbridge.asset.entries import GroupEntry, MapEntry, expected_shapes
-from kvbridge.asset.manifest import CONTROLS_SCHEMA, SCHEMA, Manifest
+from kvbridge.asset.manifest import Manifest
 from kvbridge.files import publish_folder
+from kvbridge.format import CALIBRATION, CONTROL_SET, TRANSLATOR
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
-from kvbridge.registry.store.records import CALIBRATION_SCHEMA
 
 
 def geometry(
@@ -75,7 +75,7 @@ def files(
     }
     layers = sorted({e.layer for e in entries})
     body: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": TRANSLATOR.schema,
         "sender": sender.to_json(),
         "receiver": receiver.to_json(),
         "family": "full-head",
@@ -135,7 +135,7 @@ def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
         name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
     }
     body = {
-        "schema": CONTROLS_SCHEMA,
+        "schema": CONTROL_SET.schema,
         "translator": translator,
         "receiver_features": "embeddings",
         "maps": [entry.to_json() for entry in entries],
@@ -161,7 +161,7 @@ def calibration(
     """Writes what binds a calibration to an asset made with the default geometries; not what a gate could load."""
     ours, theirs = geometry("org/sender"), geometry("org/receiver", width=6)
     body = {
-        "schema": CALIBRATION_SCHEMA,
+        "schema": CALIBRATION.schema,
         "translator": translator,
         "sender": ours.digest,
         "receiver": theirs.digest,

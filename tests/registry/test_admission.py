@@ -15,9 +15,11 @@ import zipfile
 import numpy as np
 import pytest
 
+from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, UnknownSchema
-from kvbridge.files import SUMS, parse_json, sums_of
-from kvbridge.registry.store.admission import MAX_PARSE_BYTES, Policy, admit
+from kvbridge.files import sums_of
+from kvbridge.format import MAX_PARSE_BYTES, SUMS
+from kvbridge.registry.store.admission import Policy, admit
 from kvbridge.registry.store.finite import FiniteScan
 from kvbridge.registry.store.kinds import folder_files
 from kvbridge.registry.store.store import LocalStore
@@ -146,7 +148,7 @@ def test_weights_that_are_not_finite(store, tmp_path, kind, value):
 
 
 def test_finiteness_of_bfloat16_across_any_chunks():
-    from kvbridge.files import Header
+    from kvbridge.headers import Header
 
     head = Header(
         {},
@@ -301,7 +303,7 @@ COSTLY = {
 }
 MEASURE = """
 import pathlib, re, sys
-from kvbridge.files import parse_json
+from kvbridge.codec import parse_json
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) << 10
 raw = pathlib.Path(sys.argv[1]).read_bytes()
 before = peak()
