@@ -17,13 +17,15 @@ from kvbridge.fitting.solve import SOLVERS
 class FitConfig:
     """How a translator is fitted.
 
-    family, selection, solver: keys of FAMILIES, SELECTORS, SOLVERS. `layers`: sender layers read by each receiver
-    layer (all, where the sender has fewer). `receiver_features`: none, embeddings or hidden:m. `lambdas`: ridge
-    candidates relative to the mean diagonal of the centred Gram, chosen per layer and stream on validation.
-    `candidates`: only the sender layers nearest in relative depth are considered (None: all; for `nearest` it is
-    `layers`): less memory and work. `max_tokens` per document, every `stride`-th token after the first `sinks` is a row.
-    `precision` of products: float64, or float32 about a shift, accumulated in float64. Budgets in bytes, None: 70 % of
-    what is free. `force` goes on with too few rows and marks the asset. `fractions`: train, validation, test by document.
+    family, selection, solver: keys of FAMILIES, SELECTORS, SOLVERS. `layers`: sender layers read by
+    each receiver layer (all, where the sender has fewer). `receiver_features`: none, embeddings or
+    hidden:m. `lambdas`: ridge candidates relative to the mean diagonal of the centred Gram, chosen
+    per layer and stream on validation. `candidates`: only the sender layers nearest in relative
+    depth are considered (None: all; for `nearest` it is `layers`): less memory and work.
+    `max_tokens` per document, every `stride`-th token after the first `sinks` is a row. `precision`
+    of products: float64, or float32 about a shift, accumulated in float64. Budgets in bytes, None:
+    70 % of what is free. `force` goes on with too few rows and marks the asset. `fractions`: train,
+    validation, test by document.
     """
 
     family: str = "full-head"

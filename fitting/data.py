@@ -1,4 +1,5 @@
-"""Texts for a fit: documents with ids, from files, folders, Hub datasets or plain Python, and three splits by document."""
+"""Texts for a fit: documents with ids, from files, folders, Hub datasets or plain Python, and three
+splits by document."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ READERS = tuple(
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `id` is its own, `group` the document it is from (splits and clusters never cut a group)."""
+    """One text. `id` is its own, `group` the document it is from (splits and clusters never cut a
+    group)."""
 
     id: str
     text: str
@@ -37,10 +39,12 @@ class Document:
 
 
 def read_documents(source: Any) -> Iterator[Document]:
-    """Documents out of a path, a Hub dataset id, or an iterable of strings, mappings or Documents; streamed.
+    """Documents out of a path, a Hub dataset id, or an iterable of strings, mappings or Documents;
+    streamed.
 
-    Files: `.jsonl` and `.parquet` rows with `text` (and `document`, `id`, `split`), `.txt` paragraphs; a folder of
-    them, where train.*, validation.* and test.* name splits. Raises DataError, naming what was found.
+    Files: `.jsonl` and `.parquet` rows with `text` (and `document`, `id`, `split`), `.txt`
+    paragraphs; a folder of them, where train.*, validation.* and test.* name splits. Raises
+    DataError, naming what was found.
     """
     if isinstance(source, (str, Path)):
         rows = stream_rows(str(source))
@@ -61,7 +65,8 @@ def read_documents(source: Any) -> Iterator[Document]:
 
 
 def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
-    """(split or None, file or dataset name, row) out of a file, a folder or a Hub dataset id; raises DataError."""
+    """(split or None, file or dataset name, row) out of a file, a folder or a Hub dataset id;
+    raises DataError."""
     from datasets import load_dataset
 
     if files := _files(source):
@@ -87,8 +92,8 @@ def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
 
 
 def _files(source: str) -> list[Path]:
-    """Files to read, in order: those named after splits where there are any; none for a Hub dataset id. Raises DataError for
-    what is neither, and for files that are empty or may not be read."""
+    """Files to read, in order: those named after splits where there are any; none for a Hub dataset
+    id. Raises DataError for what is neither, and for files that are empty or may not be read."""
     path = Path(source)
     if not source or not path.exists():
         if source.count("/") != 1 or source.startswith((".", "/", "~")) or path.suffix in LOADERS:
@@ -113,8 +118,9 @@ def _files(source: str) -> list[Path]:
 
 
 def check_data(source: str) -> None:
-    """Raises DataError, before a model is loaded for it, where data on this machine is missing, empty, not readable, or
-    does not begin with a document; for every file named after a split, else the first. A Hub dataset id is not looked up."""
+    """Raises DataError, before a model is loaded for it, where data on this machine is missing,
+    empty, not readable, or does not begin with a document; for every file named after a split, else
+    the first. A Hub dataset id is not looked up."""
     files = _files(source)
     for file in files if files and files[0].stem in SPLITS else files[:1]:
         first = next(read_documents(file), None)
@@ -124,7 +130,8 @@ def check_data(source: str) -> None:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Keeps the readers of `datasets` from logging what they raise anyway; whatever else logs is left alone."""
+    """Keeps the readers of `datasets` from logging what they raise anyway; whatever else logs is
+    left alone."""
     loggers = [logging.getLogger(name) for name in READERS]
     before = [logger.disabled for logger in loggers]
     try:
@@ -137,7 +144,8 @@ def _without_logs() -> Iterator[None]:
 
 
 def _streamed(load: Callable[[], Iterable[Any]], what: str) -> Iterator[Any]:
-    """Rows of `load()`; what the readers raise on missing or malformed data becomes a DataError that begins with `what`."""
+    """Rows of `load()`; what the readers raise on missing or malformed data becomes a DataError
+    that begins with `what`."""
     try:
         with _without_logs():
             rows, end = iter(load()), object()
@@ -182,7 +190,8 @@ def _document(row: Any, split: str | None, fallback: str) -> Document:
 
 
 def _running_text(row: Mapping[str, Any]) -> str | None:
-    """What a row says: its text, or a question as it stands with its (first) answer; None where it says nothing."""
+    """What a row says: its text, or a question as it stands with its (first) answer; None where it
+    says nothing."""
     if isinstance(row.get("text"), str):
         return row["text"]
     asked = (
@@ -197,7 +206,8 @@ def _running_text(row: Mapping[str, Any]) -> str | None:
 
 
 def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
-    """Its own split, or one drawn by a hash of its group: the same for every text of a document, on every machine."""
+    """Its own split, or one drawn by a hash of its group: the same for every text of a document, on
+    every machine."""
     if document.split is not None:
         return document.split
     draw = (
@@ -216,7 +226,8 @@ def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
 
 
 class Splits:
-    """Documents per split as they stream by: counts, and a digest of what was used. Refuses a group in two splits."""
+    """Documents per split as they stream by: counts, and a digest of what was used. Refuses a group
+    in two splits."""
 
     def __init__(self) -> None:
         self.documents = dict.fromkeys(SPLITS, 0)
@@ -245,7 +256,8 @@ class Splits:
             )
 
     def fitted_on(self) -> tuple[str, ...] | None:
-        """Names, as `short_name`, of the documents that weights and λ are from; None where they are too many to keep."""
+        """Names, as `short_name`, of the documents that weights and λ are from; None where they are
+        too many to keep."""
         names = {short_name(group) for group, split in self._group_split.items() if split != "test"}
         return tuple(sorted(names)) if len(names) <= MOST_NAMES else None
 

@@ -1,4 +1,5 @@
-"""A fit from two models and texts to a translator with held-out scores: one pass over the data, then algebra."""
+"""A fit from two models and texts to a translator with held-out scores: one pass over the data,
+then algebra."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ FORCED = "fitted with --force on fewer rows than twice the features: held-out sc
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A finished fit: the translator, its token-only control, test-split scores and where the time went."""
+    """A finished fit: the translator, its token-only control, test-split scores and where the time
+    went."""
 
     translator: Translator
     controls: Translator | None
@@ -46,7 +48,8 @@ class Fit:
     marks: tuple[str, ...]
     alignment_exact_share: float
     fitted_on: tuple[str, ...] | None = None
-    """Short names of the training and validation documents; None where there are too many to keep."""
+    """Short names of the training and validation documents; None where there are too many to
+    keep."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
     """By stream, what leverage is measured in."""
 
@@ -61,12 +64,14 @@ def fit(
     progress: Progress | None = None,
     on_plan: Callable[[MemoryPlan], None] | None = None,
 ) -> Fit:
-    """Fits a translator from `sender` to `receiver` on `texts` (a path, a Hub dataset id, or strings, mappings, Documents).
+    """Fits a translator from `sender` to `receiver` on `texts` (a path, a Hub dataset id, or
+    strings, mappings, Documents).
 
-    `device`: where models and moments run, by default where the receiver is. With `config.one_at_a_time` only one model
-    is there at a time, the other waits in host memory, and the sender's rows wait on disk; both are back where they were
-    at the end. `progress(model, tokens, seconds)` is called per batch, `on_plan` with the memory plan before anything runs. Raises
-    DataError, NotEnoughRows, OverBudget, PairRefused or UsageError; nothing is written.
+    `device`: where models and moments run, by default where the receiver is. With
+    `config.one_at_a_time` only one model is there at a time, the other waits in host memory, and
+    the sender's rows wait on disk; both are back where they were at the end. `progress(model,
+    tokens, seconds)` is called per batch, `on_plan` with the memory plan before anything runs.
+    Raises DataError, NotEnoughRows, OverBudget, PairRefused or UsageError; nothing is written.
     """
     config = config or FitConfig()
     ours, theirs = sender.geometry, receiver.geometry

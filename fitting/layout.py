@@ -1,4 +1,5 @@
-"""Which products of columns a fit gathers: the blocks, which pairs meet, and the bytes that takes."""
+"""Which products of columns a fit gathers: the blocks, which pairs meet, and the bytes that
+takes."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Layout:
-    """Input blocks (receiver features first, then each sender layer's stream) and targets, with their widths in columns.
+    """Input blocks (receiver features first, then each sender layer's stream) and targets, with
+    their widths in columns.
 
-    `reads[target]` lists the sender layers that may serve it. Two input blocks meet when some target may read both;
-    features meet everything.
+    `reads[target]` lists the sender layers that may serve it. Two input blocks meet when some
+    target may read both; features meet everything.
     """
 
     inputs: tuple[tuple[Key, int], ...]
@@ -36,7 +38,8 @@ class Layout:
 
     @cached_property
     def partners(self) -> dict[Key, tuple[Key, ...]]:
-        """For each input block: itself and the later blocks it meets (symmetric products are gathered once)."""
+        """For each input block: itself and the later blocks it meets (symmetric products are
+        gathered once)."""
         order = {key: i for i, (key, _) in enumerate(self.inputs)}
         meets: dict[Key, set[Key]] = {key: {key} for key, _ in self.inputs}
         for (_, stream), layers in self.reads.items():
@@ -76,7 +79,8 @@ class Layout:
 def make_layout(
     sender: KVGeometry, receiver: KVGeometry, *, features: bool, candidates: int | None
 ) -> Layout:
-    """Layout of a pair; `candidates` limits each target to that many sender layers nearest in relative depth."""
+    """Layout of a pair; `candidates` limits each target to that many sender layers nearest in
+    relative depth."""
     inputs = [(FEATURES, receiver.hidden_size)] if features else []
     streams = [s.name for s in sender.layers[0].streams]
     for name in streams:

@@ -50,7 +50,8 @@ def effective_candidates(config: FitConfig) -> int | None:
 
 
 def control_features(spec: str) -> str:
-    """Features of the token-only control: the map's own, or the embeddings where the map has none."""
+    """Features of the token-only control: the map's own, or the embeddings where the map has
+    none."""
     return "embeddings" if spec == "none" else spec
 
 
@@ -84,7 +85,8 @@ def plan_memory(
 def check_memory(
     sender: KVGeometry, receiver: KVGeometry, config: FitConfig, device: torch.device
 ) -> MemoryPlan:
-    """The plan, or OverBudget naming the largest `candidates` (or the smaller batch) that would fit."""
+    """The plan, or OverBudget naming the largest `candidates` (or the smaller batch) that would
+    fit."""
     plan = plan_memory(sender, receiver, config, device)
     if plan.peak_bytes <= plan.budget_bytes:
         return plan

@@ -1,4 +1,5 @@
-"""One-pass sufficient statistics of a ridge regression: gathered in blocks, merged, sliced into normal equations."""
+"""One-pass sufficient statistics of a ridge regression: gathered in blocks, merged, sliced into
+normal equations."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from kvbridge.fitting.layout import Key, Layout
 
 @dataclass(frozen=True)
 class Normal:
-    """Centred normal equations of one regression, fp64: n rows, means `[p]` and `[q]`, XX `[p, p]`, XY `[p, q]`, and
-    the diagonal of YY `[q]`."""
+    """Centred normal equations of one regression, fp64: n rows, means `[p]` and `[q]`, XX `[p, p]`,
+    XY `[p, q]`, and the diagonal of YY `[q]`."""
 
     n: int
     x_mean: Tensor
@@ -46,8 +47,9 @@ class Normal:
 class Moments:
     """n, means and centred XX, XY, diag YY over the blocks of a Layout.
 
-    Products are taken about a shift (the mean of the first rows) in `precision` and accumulated in fp64, so nothing
-    cancels that matters; symmetric products are taken once. Mutable; `update` and `merge` modify it.
+    Products are taken about a shift (the mean of the first rows) in `precision` and accumulated in
+    fp64, so nothing cancels that matters; symmetric products are taken once. Mutable; `update` and
+    `merge` modify it.
     """
 
     def __init__(
@@ -75,7 +77,8 @@ class Moments:
         return self._y_shift + self._y_sum / max(1, self.n)
 
     def update(self, x: Tensor, y: Tensor) -> None:
-        """Adds rows x `[rows, inputs]`, y `[rows, targets]` in the layout's order; the arguments are not modified."""
+        """Adds rows x `[rows, inputs]`, y `[rows, targets]` in the layout's order; the arguments
+        are not modified."""
         if x.shape != (len(y), len(self._x_shift)) or y.shape[1] != len(self._y_shift):
             raise UsageError(
                 f"expected rows [n, {len(self._x_shift)}] and [n, {len(self._y_shift)}], found {tuple(x.shape)} and {tuple(y.shape)}"
@@ -146,9 +149,11 @@ class Moments:
     def normal(
         self, support: Sequence[tuple[Key, slice | None]], target: Key, columns: slice | None = None
     ) -> Normal:
-        """Normal equations of `target` (or some of its columns) on input blocks (or some of their columns).
+        """Normal equations of `target` (or some of its columns) on input blocks (or some of their
+        columns).
 
-        Raises UsageError for pairs of blocks that the layout does not gather, and for moments without rows.
+        Raises UsageError for pairs of blocks that the layout does not gather, and for moments
+        without rows.
         """
         if self.n == 0:
             raise UsageError("there are no rows yet")

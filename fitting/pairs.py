@@ -1,4 +1,5 @@
-"""Both models' KV of every batch: side by side, or one model at a time with the sender's rows on disk."""
+"""Both models' KV of every batch: side by side, or one model at a time with the sender's rows on
+disk."""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ class Captured:
 
 
 class PairSource:
-    """Captures documents batch by batch. Test batches are kept back (as texts, or as spilled rows) until `held`.
+    """Captures documents batch by batch. Test batches are kept back (as texts, or as spilled rows)
+    until `held`.
 
-    `exact` of `covered` receiver tokens so far end where a sender token ends; `rows` counts rows per split.
+    `exact` of `covered` receiver tokens so far end where a sender token ends; `rows` counts rows
+    per split.
     """
 
     def __init__(
@@ -56,8 +59,8 @@ class PairSource:
     def captured(
         self, documents: Iterable[tuple[str, Document]], store: Spill | None
     ) -> Iterator[Captured]:
-        """Train and validation batches, in order. With a store the sender reads every text first, while the receiver is
-        off the accelerator, and the other way round."""
+        """Train and validation batches, in order. With a store the sender reads every text first,
+        while the receiver is off the accelerator, and the other way round."""
         batches = text_batches(self.sender, self.receiver, documents, self.config)
         self._spilled = store is not None
         if store is None:
@@ -113,7 +116,8 @@ class PairSource:
 
 @contextmanager
 def placed(model: Model, device: torch.device) -> Iterator[None]:
-    """Inside the block the model's weights are on `device`; they go back to where they were at its end."""
+    """Inside the block the model's weights are on `device`; they go back to where they were at its
+    end."""
     before = model.device
     if before == device:
         yield

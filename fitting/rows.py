@@ -40,7 +40,8 @@ def cut(encoding: Encoding, tokens: int) -> Encoding:
 def text_batches(
     sender: Model, receiver: Model, documents: Iterable[tuple[str, Document]], config: FitConfig
 ) -> Iterator[TextBatch]:
-    """Batches of one split each, of at most `batch_tokens` padded tokens; within a window, texts of like length meet."""
+    """Batches of one split each, of at most `batch_tokens` padded tokens; within a window, texts of
+    like length meet."""
     waiting: dict[str, list[tuple[Document, Encoding, Encoding]]] = {}
     for split, document in documents:
         limit_s = min(config.max_tokens, sender.geometry.max_positions)
@@ -88,8 +89,8 @@ def align_pair(sender: Model, receiver: Model, ours: Encoding, theirs: Encoding)
 
 @dataclass(frozen=True)
 class Pairing:
-    """Flat row numbers into two padded batches: sender `[rows]`, receiver `[rows]`; how many end matches were exact, of
-    how many covered tokens."""
+    """Flat row numbers into two padded batches: sender `[rows]`, receiver `[rows]`; how many end
+    matches were exact, of how many covered tokens."""
 
     sender: Tensor
     receiver: Tensor
@@ -100,7 +101,8 @@ class Pairing:
 def pair_rows(
     sender: Model, receiver: Model, batch: TextBatch, config: FitConfig, widths: tuple[int, int]
 ) -> Pairing:
-    """Rows of a fit: covered receiver tokens after the sinks, every `stride`-th. `widths`: padded lengths of both."""
+    """Rows of a fit: covered receiver tokens after the sinks, every `stride`-th. `widths`: padded
+    lengths of both."""
     left, right, exact, covered = [], [], 0.0, 0
     for number, (ours, theirs) in enumerate(zip(batch.sender, batch.receiver, strict=True)):
         alignment = align_pair(sender, receiver, ours, theirs)

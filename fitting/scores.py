@@ -1,4 +1,5 @@
-"""Held-out scores of a translator on the test split: R² and attention-output cosine, computed from residuals."""
+"""Held-out scores of a translator on the test split: R² and attention-output cosine, computed from
+residuals."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ PROBE = "kvbridge_probe"
 class Scores:
     """Test-split scores per receiver layer.
 
-    `r2[layer, stream]` `[heads, width]`, NaN for dimensions that do not vary, never clipped; `attention_cosine[layer]`
-    mean over tokens and heads; `single_layer_r2[stream]` `[receiver layers][sender layers]` on validation, where a
-    selector scored them. `rows` and `documents` say on how much. `token_only_r2`: as `r2`, of the control that reads
-    no sender: what a translation adds starts there.
+    `r2[layer, stream]` `[heads, width]`, NaN for dimensions that do not vary, never clipped;
+    `attention_cosine[layer]` mean over tokens and heads; `single_layer_r2[stream]` `[receiver
+    layers][sender layers]` on validation, where a selector scored them. `rows` and `documents` say
+    on how much. `token_only_r2`: as `r2`, of the control that reads no sender: what a translation
+    adds starts there.
     """
 
     r2: dict[tuple[int, str], Tensor]
@@ -42,7 +44,8 @@ class Scores:
         return _alive_mean(self.r2[layer, stream])
 
     def to_json(self) -> dict[str, Any]:
-        """Per layer means, per head means and per dimension values, as plain JSON types (NaN as null)."""
+        """Per layer means, per head means and per dimension values, as plain JSON types (NaN as
+        null)."""
         layers = sorted({layer for layer, _ in self.r2})
         control = {
             f"{s}_r2": [_plain(_alive_mean(self.token_only_r2[i, s])) for i in layers]
@@ -113,7 +116,8 @@ class Residuals:
         self.rows += len(next(iter(target.values())))
 
     def r2(self) -> dict[tuple[int, str], Tensor]:
-        """1 − Σ(y − ŷ)² / Σ(y − ȳ)² per dimension `[heads, width]`, on the CPU; NaN for dead dimensions."""
+        """1 − Σ(y − ŷ)² / Σ(y − ȳ)² per dimension `[heads, width]`, on the CPU; NaN for dead
+        dimensions."""
         found = {}
         for key, (shift, squared, total, squares) in self._sums.items():
             variation = squares - total.square() / max(1, self.rows)
@@ -128,8 +132,9 @@ class Residuals:
 
 @contextmanager
 def attention_probe(model: Model, observe: Any) -> Iterator[None]:
-    """Inside the block, `observe(layer, query, key, value, mask, scaling)` sees every attention of the model's forwards,
-    exactly as computed (after RoPE and norms); the output is unchanged. The model's attention is restored at the end.
+    """Inside the block, `observe(layer, query, key, value, mask, scaling)` sees every attention of
+    the model's forwards, exactly as computed (after RoPE and norms); the output is unchanged. The
+    model's attention is restored at the end.
     """
 
     def probed(
@@ -157,7 +162,8 @@ def attention_probe(model: Model, observe: Any) -> Iterator[None]:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Softmax attention `[batch, heads, queries, width]`; key and value may have fewer heads (GQA)."""
+    """Softmax attention `[batch, heads, queries, width]`; key and value may have fewer heads
+    (GQA)."""
     causal = mask is None and query.shape[2] > 1
     return scaled_dot_product_attention(
         query,
@@ -174,8 +180,9 @@ def attend(
 def attention_cosine(
     receiver: Model, ids: Tensor, translated: dict[int, LayerKV], sinks: int
 ) -> dict[int, float]:
-    """Mean cosine per layer between the receiver's attention outputs over its own cache and over `translated`
-    (`[tokens, heads, width]`, rotated; the first `sinks` tokens are taken from the receiver), with its own queries.
+    """Mean cosine per layer between the receiver's attention outputs over its own cache and over
+    `translated` (`[tokens, heads, width]`, rotated; the first `sinks` tokens are taken from the
+    receiver), with its own queries.
 
     ids `[tokens]`. Tokens after the sinks and all query heads count alike.
     """

@@ -8,13 +8,15 @@ Score = Callable[[tuple[int, ...]], float]
 
 
 def relative_order(layers: int, depth: float) -> list[int]:
-    """Indices 0..layers−1 by distance of relative depth (0 first layer, 1 last) to `depth`; ties: the earlier first."""
+    """Indices 0..layers−1 by distance of relative depth (0 first layer, 1 last) to `depth`; ties:
+    the earlier first."""
     span = max(1, layers - 1)
     return sorted(range(layers), key=lambda i: (abs(i / span - depth), i))
 
 
 def top_k(score: Score, candidates: list[int], k: int) -> tuple[int, ...]:
-    """The k candidates with the highest score alone: single-layer validation R² (arXiv 2608.03893)."""
+    """The k candidates with the highest score alone: single-layer validation R² (arXiv
+    2608.03893)."""
     return tuple(sorted(sorted(candidates, key=lambda i: (-score((i,)), i))[:k]))
 
 
@@ -24,7 +26,8 @@ def nearest(score: Score, candidates: list[int], k: int) -> tuple[int, ...]:
 
 
 def greedy(score: Score, candidates: list[int], k: int) -> tuple[int, ...]:
-    """Forward selection: adds the layer that raises the joint score most, stops early when none does."""
+    """Forward selection: adds the layer that raises the joint score most, stops early when none
+    does."""
     chosen: tuple[int, ...] = ()
     best = float("-inf")
     while len(chosen) < min(k, len(candidates)):

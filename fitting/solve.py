@@ -17,9 +17,9 @@ def cholesky(
 ) -> tuple[list[Tensor], list[float]]:
     """W(λ) = (XX + λI)⁻¹ XY for each absolute penalty λ.
 
-    xx `[p, p]` and xy `[p, q]` are centred, fp64, not modified. The system is equilibrated by its diagonal D:
-    D^-½ (XX + λI) D^-½ is factorised, with the least jitter of JITTER that lets it; jitters used are returned beside
-    the maps `[p, q]`. Raises FitError when none does.
+    xx `[p, p]` and xy `[p, q]` are centred, fp64, not modified. The system is equilibrated by its
+    diagonal D: D^-½ (XX + λI) D^-½ is factorised, with the least jitter of JITTER that lets it;
+    jitters used are returned beside the maps `[p, q]`. Raises FitError when none does.
     """
     maps, jitters = [], []
     for penalty in penalties:
@@ -43,7 +43,8 @@ def cholesky(
 
 
 def eigh(xx: Tensor, xy: Tensor, penalties: Sequence[float]) -> tuple[list[Tensor], list[float]]:
-    """The same maps along a path of penalties from one eigendecomposition XX = QΛQᵀ: W(λ) = Q (Λ + λ)⁻¹ Qᵀ XY.
+    """The same maps along a path of penalties from one eigendecomposition XX = QΛQᵀ: W(λ) = Q (Λ +
+    λ)⁻¹ Qᵀ XY.
 
     Negative eigenvalues (rounding) count as zero. Jitter is never needed: zeros are returned.
     """

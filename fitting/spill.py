@@ -1,4 +1,5 @@
-"""One model at a time: the sender's KV goes to disk within a budget, and comes back beside the receiver's."""
+"""One model at a time: the sender's KV goes to disk within a budget, and comes back beside the
+receiver's."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from kvbridge.errors import OverBudget, UsageError
 
 
 class Spill:
-    """Batches of captured KV on disk, in order; `budget_bytes` is never passed. Tensors are kept in `dtype` where that
-    loses nothing (values are, as the model cached them), else as they are (keys, once RoPE is removed)."""
+    """Batches of captured KV on disk, in order; `budget_bytes` is never passed. Tensors are kept in
+    `dtype` where that loses nothing (values are, as the model cached them), else as they are (keys,
+    once RoPE is removed)."""
 
     def __init__(self, folder: Path, budget_bytes: int, dtype: torch.dtype) -> None:
         self.folder, self.budget_bytes, self.dtype = folder, budget_bytes, dtype
@@ -26,7 +28,8 @@ class Spill:
         self.nbytes = 0
 
     def append(self, batch: Batch) -> None:
-        """Writes one batch; raises OverBudget, naming the setting, before the budget would be passed."""
+        """Writes one batch; raises OverBudget, naming the setting, before the budget would be
+        passed."""
         tensors = {
             f"{i}.{name}": self._small(t).cpu().contiguous()
             for i, layer in enumerate(batch.layers)
@@ -58,7 +61,8 @@ class Spill:
 
 @contextmanager
 def spill(folder: str | None, budget_bytes: int | None, dtype: torch.dtype) -> Iterator[Spill]:
-    """A Spill in a new temporary folder under `folder`, removed at the end; the default budget is 70 % of the free disk.
+    """A Spill in a new temporary folder under `folder`, removed at the end; the default budget is
+    70 % of the free disk.
 
     Raises UsageError where `folder` is not there.
     """

@@ -107,7 +107,8 @@ class EvalError(KVBridgeError):
 
 
 def unknown_names(what: str, unknown: Iterable[str], known: Iterable[str], hint: str = "") -> str:
-    """The message on names that are none of `known`: what there is, what was found, and the nearest name to each."""
+    """The message on names that are none of `known`: what there is, what was found, and the nearest
+    name to each."""
     unknown, known = [str(name) for name in unknown], list(known)
     near = [close[0] for name in unknown if (close := get_close_matches(name, known, n=1))]
     return f"expected {what} of {', '.join(known)}{hint}, found {', '.join(unknown) or 'none'}" + (

@@ -1,6 +1,8 @@
-"""Tiny random models and real fast tokenizers, built in memory: every architecture the core claims, no download.
+"""Tiny random models and real fast tokenizers, built in memory: every architecture the core claims,
+no download.
 
-Weights are drawn wide enough that attention matters: a corrupted cache changes the greedy continuation.
+Weights are drawn wide enough that attention matters: a corrupted cache changes the greedy
+continuation.
 """
 
 from __future__ import annotations
@@ -228,7 +230,8 @@ def _tokenizer_json(kind: str) -> str:
 
 
 def tiny_tokenizer(kind: str = "bytes") -> PreTrainedTokenizerFast:
-    """A fresh fast tokenizer of one of TOKENIZERS, trained on SENTENCES; `bos` puts `<s>` before every text."""
+    """A fresh fast tokenizer of one of TOKENIZERS, trained on SENTENCES; `bos` puts `<s>` before
+    every text."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_tokenizer_json(kind)),
         pad_token="<pad>",

@@ -1,7 +1,8 @@
 """Which sender token each receiver token reads.
 
-Same tokenizer: itself. Different tokenizers: over the same text, the first sender token that ends at or after the
-receiver token's own end: the first one whose cache has seen every character of the receiver's token.
+Same tokenizer: itself. Different tokenizers: over the same text, the first sender token that ends
+at or after the receiver token's own end: the first one whose cache has seen every character of the
+receiver's token.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ MIN_EXACT_SHARE = 0.2
 @dataclass(frozen=True)
 class Alignment:
     """`index` `[receiver tokens]`: row of the sender read by each receiver token (int64); `covered`
-    `[receiver tokens]`: False where the sender's rows leave that part of the text out; `exact_share`: share of
-    covered tokens whose end a sender token's end meets exactly.
+    `[receiver tokens]`: False where the sender's rows leave that part of the text out;
+    `exact_share`: share of covered tokens whose end a sender token's end meets exactly.
     """
 
     index: Tensor
@@ -29,8 +30,8 @@ class Alignment:
 def align_spans(sender: Tensor, receiver: Tensor) -> Alignment:
     """Aligns by character spans `[tokens, 2]` (int64, ends never going back) over the same text.
 
-    A receiver token is covered when the sender token found starts before the receiver token's end, or ends with it.
-    Neither argument is modified.
+    A receiver token is covered when the sender token found starts before the receiver token's end,
+    or ends with it. Neither argument is modified.
     """
     count = len(receiver)
     if len(sender) == 0 or count == 0:
@@ -48,7 +49,8 @@ def align_spans(sender: Tensor, receiver: Tensor) -> Alignment:
 
 
 def align_positions(sender: Tensor, receiver: Tensor) -> Alignment:
-    """Aligns equal tokenizations by position `[tokens]` (int64, ascending); holes in the sender are not covered."""
+    """Aligns equal tokenizations by position `[tokens]` (int64, ascending); holes in the sender are
+    not covered."""
     count = len(receiver)
     if len(sender) == 0 or count == 0:
         nothing = torch.zeros(count, dtype=torch.int64)

@@ -15,16 +15,17 @@ from kvbridge.model.load import Model
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries of one forward by layer. Layers whose attention is not plain softmax over scaled dot products (logit
-    softcapping, attention sinks) or whose query projection was not found are missing."""
+    """Queries of one forward by layer. Layers whose attention is not plain softmax over scaled dot
+    products (logit softcapping, attention sinks) or whose query projection was not found are
+    missing."""
 
     model: Model
     projected: dict[int, Tensor] = field(default_factory=dict)
 
     def at(self, layer: int, rows: Tensor, positions: Tensor) -> Tensor | None:
-        """Queries of the forward's tokens `rows` `[n]`, which stand at `positions` `[n]`: normalised, rotated and scaled,
-        so that their dot product with a cached key is the attention logit, `[n, query heads, width]` fp32. None where the
-        layer is missing."""
+        """Queries of the forward's tokens `rows` `[n]`, which stand at `positions` `[n]`:
+        normalised, rotated and scaled, so that their dot product with a cached key is the attention
+        logit, `[n, query heads, width]` fp32. None where the layer is missing."""
         if layer not in self.projected:
             return None
         attention = attention_of(self.model.layers[layer])
@@ -37,8 +38,8 @@ class Queries:
 
 @contextmanager
 def recorded_queries(model: Model) -> Iterator[Queries]:
-    """Inside the block, projected queries `[tokens, query heads · width]` of this thread's forwards are kept, the last
-    forward's for each layer; the hooks are removed at its end."""
+    """Inside the block, projected queries `[tokens, query heads · width]` of this thread's forwards
+    are kept, the last forward's for each layer; the hooks are removed at its end."""
     found, ours, handles = Queries(model), threading.get_ident(), []
     try:
         for index, layer in enumerate(model.layers):
@@ -61,14 +62,16 @@ def recorded_queries(model: Model) -> Iterator[Queries]:
 
 
 def attention_of(layer: nn.Module) -> Any:
-    """A decoder layer's attention, under whichever of the usual names it stands; None where it has none."""
+    """A decoder layer's attention, under whichever of the usual names it stands; None where it has
+    none."""
     return next(
         (getattr(layer, a) for a in ("self_attn", "attn", "attention") if hasattr(layer, a)), None
     )
 
 
 def _source(attention: Any, model: Model, index: int) -> tuple[nn.Module, Any] | None:
-    """The module whose output holds the queries before norm and RoPE, and how to take them from it `[1, tokens, ·]`."""
+    """The module whose output holds the queries before norm and RoPE, and how to take them from it
+    `[1, tokens, ·]`."""
     geometry = model.geometry
     stream = geometry.layers[index].stream("k")
     width, heads = stream.width, geometry.attention_heads
@@ -92,8 +95,9 @@ def _source(attention: Any, model: Model, index: int) -> tuple[nn.Module, Any] |
 
 
 def _normalised(attention: Any, flat: Tensor, width: int) -> Tensor:
-    """Projected queries `[n, heads · width]` as heads `[n, heads, width]`, through the layer's query norm if it has one:
-    over each head, or over all of them where its weight is as long as that."""
+    """Projected queries `[n, heads · width]` as heads `[n, heads, width]`, through the layer's
+    query norm if it has one: over each head, or over all of them where its weight is as long as
+    that."""
     norm = getattr(attention, "q_norm", None)
     if not isinstance(norm, nn.Module):
         return flat.unflatten(-1, (-1, width)).float()

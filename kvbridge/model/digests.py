@@ -55,10 +55,12 @@ def tensor_digest(tensor: Tensor) -> str:
 def weights_digests(
     model: Any, layers: nn.ModuleList, dtype: torch.dtype, folder: Path | None
 ) -> WeightsDigests:
-    """Digests of every tensor of the live model, floats hashed in `dtype`, grouped per decoder layer.
+    """Digests of every tensor of the live model, floats hashed in `dtype`, grouped per decoder
+    layer.
 
-    With a `folder`, the result is kept beside its weight files, valid for the dtype they were loaded in while their
-    sizes and times stand; loaded adapters and models without files are always hashed.
+    With a `folder`, the result is kept beside its weight files, valid for the dtype they were
+    loaded in while their sizes and times stand; loaded adapters and models without files are always
+    hashed.
     """
     key = None if folder is None or adapter_names(model) else _file_key(folder, dtype, model.dtype)
     if key is not None and (known := _read_cache(folder, key, len(layers))) is not None:
@@ -92,8 +94,8 @@ def weights_digests(
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Digest of everything in a fast tokenizer that alters ids: vocabulary, merges, added tokens, normaliser,
-    pre-tokenizer, post-processor. Truncation, padding and file layout do not count."""
+    """Digest of everything in a fast tokenizer that alters ids: vocabulary, merges, added tokens,
+    normaliser, pre-tokenizer, post-processor. Truncation, padding and file layout do not count."""
     body = json.loads(tokenizer.backend_tokenizer.to_str())
     parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")
     return digest_json({name: body.get(name) for name in parts})
@@ -111,16 +113,17 @@ _SILENT = (
 
 
 def config_digest(config: Any) -> str:
-    """Digest of a text config's settings: norms' epsilon, activations, scalings, soft caps and all else that alters
-    values without being a weight. Names, versions, dtype and special token ids do not count."""
+    """Digest of a text config's settings: norms' epsilon, activations, scalings, soft caps and all
+    else that alters values without being a weight. Names, versions, dtype and special token ids do
+    not count."""
     body = {k: v for k, v in config.to_dict().items() if k not in _SILENT and not k.startswith("_")}
     body.pop("transformers_version", None)
     return digest_json(json.loads(json.dumps(body, default=str, sort_keys=True)))
 
 
 def adapter_names(model: Any) -> tuple[str, ...]:
-    """The PEFT adapters that are loaded, sorted: name, digest of the settings that alter values (a scale is no tensor),
-    and whether it is switched off."""
+    """The PEFT adapters that are loaded, sorted: name, digest of the settings that alter values (a
+    scale is no tensor), and whether it is switched off."""
     active: set[str] = set()
     for module in model.modules():
         names = getattr(module, "active_adapters", None)
@@ -150,7 +153,8 @@ def _file_key(folder: Path, dtype: torch.dtype, loaded: torch.dtype) -> str | No
 
 
 def _read_cache(folder: Path | None, key: str, layers: int) -> WeightsDigests | None:
-    """The cached digests if they are well-formed and for exactly these files; anything else means hashing again."""
+    """The cached digests if they are well-formed and for exactly these files; anything else means
+    hashing again."""
     if folder is None:
         return None
     try:

@@ -11,8 +11,8 @@ from huggingface_hub.errors import HfHubHTTPError
 def licence_of(source: Path | None, commit: str) -> str | None:
     """`license:` in the card of a model folder, or of the Hub repository `source` at that commit.
 
-    `other` gives way to `license_name:`. None where there is no card, where none can be had (offline, and not in the
-    cache), or where it states none.
+    `other` gives way to `license_name:`. None where there is no card, where none can be had
+    (offline, and not in the cache), or where it states none.
     """
     if source is None:
         return None

@@ -1,4 +1,5 @@
-"""Loading a model: transformers' model and tokenizer, their geometry, and RoPE proven on the live model."""
+"""Loading a model: transformers' model and tokenizer, their geometry, and RoPE proven on the live
+model."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ DECODE_CONTEXT, DECODE_PENDING = 4, 32
 
 @dataclass(frozen=True)
 class Encoding:
-    """A text as one model's tokens: ids `[tokens]` and character spans `[tokens, 2]`, both int64 on the CPU."""
+    """A text as one model's tokens: ids `[tokens]` and character spans `[tokens, 2]`, both int64 on
+    the CPU."""
 
     ids: Tensor
     spans: Tensor
@@ -37,7 +39,8 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A loaded model with its tokenizer, geometry and rotation. `name` is what it was loaded from."""
+    """A loaded model with its tokenizer, geometry and rotation. `name` is what it was loaded
+    from."""
 
     name: str
     model: Any
@@ -50,9 +53,11 @@ class Model:
         object.__setattr__(self, "_versions", _versions(self.model))
 
     def changed(self) -> str | None:
-        """What of the live model is no longer as `geometry` says, in a few words; None where all is as it was loaded.
+        """What of the live model is no longer as `geometry` says, in a few words; None where all is
+        as it was loaded.
 
-        Weights written in place are seen by the counters torch keeps; writes through `.data` escape them.
+        Weights written in place are seen by the counters torch keeps; writes through `.data` escape
+        them.
         """
         if f"torch.{self.geometry.dtype}" != str(self.dtype):
             return f"dtype (now {str(self.dtype).removeprefix('torch.')})"
@@ -81,7 +86,8 @@ class Model:
         return decoder_layers(self.decoder)
 
     def encode(self, text: str) -> Encoding:
-        """Token ids and character spans as the tokenizer itself would make them, special tokens included."""
+        """Token ids and character spans as the tokenizer itself would make them, special tokens
+        included."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -93,7 +99,8 @@ class Model:
         return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _monotone(spans))
 
     def encode_ids(self, token_ids: Tensor) -> tuple[str, Encoding]:
-        """The text that `token_ids` `[tokens]` spell and where each ends in it; generated ids need not be canonical.
+        """The text that `token_ids` `[tokens]` spell and where each ends in it; generated ids need
+        not be canonical.
 
         Special tokens that the tokenizer adds by itself spell nothing.
         """
@@ -114,10 +121,11 @@ class Model:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def _ends(self, ids: Tensor) -> list[int]:
-        """Characters that are settled once each of `ids` `[tokens]` is read: a character cut short is not yet one.
+        """Characters that are settled once each of `ids` `[tokens]` is read: a character cut short
+        is not yet one.
 
-        Each step decodes a short window twice and counts what it adds, so that what decoders do between tokens
-        (spaces, joined bytes) is done alike in both.
+        Each step decodes a short window twice and counts what it adds, so that what decoders do
+        between tokens (spaces, joined bytes) is done alike in both.
         """
         ends: list[int] = []
         done = read = 0
@@ -131,7 +139,8 @@ class Model:
         return ends
 
     def render(self, messages: list[dict[str, Any]]) -> str:
-        """The model's own chat template over `messages`, with the generation prompt; raises UsageError without one."""
+        """The model's own chat template over `messages`, with the generation prompt; raises
+        UsageError without one."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise UsageError(f"{self.name} has no chat template; pass text= instead of messages=")
         text = self.tokenizer.apply_chat_template(
@@ -152,7 +161,8 @@ def _versions(model: nn.Module) -> tuple[int, ...]:
 
 
 def _monotone(spans: Tensor) -> Tensor:
-    """Spans whose ends never go back: byte-level pieces of one character, and special tokens, repeat an end."""
+    """Spans whose ends never go back: byte-level pieces of one character, and special tokens,
+    repeat an end."""
     ends = torch.cummax(spans[:, 1], dim=0).values if len(spans) else spans[:, 1]
     return torch.stack((torch.minimum(spans[:, 0], ends), ends), dim=1)
 
@@ -168,9 +178,10 @@ def load(
 ) -> Model:
     """A Model from `demo:sender|receiver|tuned`, a folder, or `org/name[@revision]`.
 
-    dtype: float32 on the CPU and the checkpoint's own elsewhere, unless given. `adapter` is a PEFT folder or id.
-    Remote code is off unless asked for. A branch or tag is resolved to its commit first, and everything is loaded from that.
-    Raises LoadError (UnsupportedModel, RotationMismatch among its kinds).
+    dtype: float32 on the CPU and the checkpoint's own elsewhere, unless given. `adapter` is a PEFT
+    folder or id. Remote code is off unless asked for. A branch or tag is resolved to its commit
+    first, and everything is loaded from that. Raises LoadError (UnsupportedModel, RotationMismatch
+    among its kinds).
     """
     name, target = str(source), torch.device(device)
     with _found(name):
@@ -189,7 +200,8 @@ def load(
 
 
 def check_source(source: str | Path) -> None:
-    """Raises LoadError where `load` would find no model's configuration at `source`; no weights are read."""
+    """Raises LoadError where `load` would find no model's configuration at `source`; no weights are
+    read."""
     with _found(str(source)):
         path, revision, _ = _located(str(source), None)
         AutoConfig.from_pretrained(path, revision=revision)
@@ -197,7 +209,8 @@ def check_source(source: str | Path) -> None:
 
 @contextmanager
 def _found(name: str) -> Iterator[None]:
-    """What transformers raises on a missing or broken checkpoint becomes a LoadError of one line."""
+    """What transformers raises on a missing or broken checkpoint becomes a LoadError of one
+    line."""
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -208,7 +221,8 @@ def _found(name: str) -> Iterator[None]:
 
 
 def _located(name: str, revision: str | None) -> tuple[str, str | None, str]:
-    """(folder or repository, revision, commit) of a source; the commit is empty for folders, else the revision is that commit."""
+    """(folder or repository, revision, commit) of a source; the commit is empty for folders, else
+    the revision is that commit."""
     if name.startswith("demo:"):
         known = name.removeprefix("demo:")
         if known not in demo.MODELS:
@@ -226,13 +240,15 @@ def _located(name: str, revision: str | None) -> tuple[str, str | None, str]:
 
 
 def _resolved(repo: str, revision: str | None) -> str:
-    """The commit that a branch or tag stands for now, of the Hub or, offline, of its cache: all files are then of that one."""
+    """The commit that a branch or tag stands for now, of the Hub or, offline, of its cache: all
+    files are then of that one."""
     return Path(str(cached_file(repo, "config.json", revision=revision))).parent.name
 
 
 def wrap(model: Any, tokenizer: Any, *, name: str = "", commit: str = "") -> Model:
-    """A Model around a transformers model and tokenizer that are already loaded; both are used as they are, and every
-    weight is hashed as it stands. Raises UnsupportedModel or RotationMismatch."""
+    """A Model around a transformers model and tokenizer that are already loaded; both are used
+    as they are, and every weight is hashed as it stands. Raises UnsupportedModel or
+    RotationMismatch."""
     return _assemble(model, tokenizer, name, commit, None, model.dtype)
 
 
@@ -244,8 +260,9 @@ def _assemble(
     folder: Path | None,
     stored_dtype: torch.dtype,
 ) -> Model:
-    """`folder` is where a model just loaded has its files (digests are cached beside them), `stored_dtype` the dtype that
-    weights are hashed in, so that upcasting on load changes no digest."""
+    """`folder` is where a model just loaded has its files (digests are cached beside them),
+    `stored_dtype` the dtype that weights are hashed in, so that upcasting on load changes no
+    digest."""
     config = model.config.get_text_config(decoder=True)
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModel(

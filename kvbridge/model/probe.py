@@ -1,4 +1,5 @@
-"""A few tokens through the live model: what its layers cache, in which shapes, and the keys before RoPE."""
+"""A few tokens through the live model: what its layers cache, in which shapes, and the keys before
+RoPE."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Probe:
-    """Per layer: keys before RoPE and as cached `[tokens, heads, head_dim]`, (heads, width) of K and V, window."""
+    """Per layer: keys before RoPE and as cached `[tokens, heads, head_dim]`, (heads, width) of K
+    and V, window."""
 
     content: list[Tensor]
     cached: list[Tensor]
@@ -51,13 +53,15 @@ def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
 
 
 def cached_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values `[batch, heads, tokens, width]` of the layers that a forward has filled, in order."""
+    """Keys and values `[batch, heads, tokens, width]` of the layers that a forward has filled, in
+    order."""
     filled = [layer for layer in cache.layers if layer.is_initialized and layer.keys is not None]
     return [(layer.keys, layer.values) for layer in filled]
 
 
 def cache_argument(model: nn.Module, cache: Any) -> dict[str, Any]:
-    """The keyword under which this model's forward takes a cache: `cache` in new releases, else `past_key_values`."""
+    """The keyword under which this model's forward takes a cache: `cache` in new releases, else
+    `past_key_values`."""
     forward = inspect.unwrap(type(model).forward)
     return {
         "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values": cache
@@ -65,7 +69,8 @@ def cache_argument(model: nn.Module, cache: Any) -> dict[str, Any]:
 
 
 def layer_windows(config: Any, name: str) -> list[int | None]:
-    """Sliding window of each layer in tokens (None: full); UnsupportedModel names the first layer that cannot be translated."""
+    """Sliding window of each layer in tokens (None: full); UnsupportedModel names the first layer
+    that cannot be translated."""
     kinds, arguments = get_layer_types_and_kwargs(config)
     for layer, kind in enumerate(kinds):
         if kind not in TRANSLATABLE:
@@ -78,7 +83,8 @@ def layer_windows(config: Any, name: str) -> list[int | None]:
 
 @torch.no_grad()
 def probe(model: Any, config: Any, name: str) -> Probe:
-    """One forward of a few tokens. Raises UnsupportedModel for caches that are not per-token K and V."""
+    """One forward of a few tokens. Raises UnsupportedModel for caches that are not per-token K and
+    V."""
     windows = layer_windows(config, name)
     layers = decoder_layers(model.get_decoder())
     count = min(PROBE_TOKENS, getattr(config, "max_position_embeddings", PROBE_TOKENS))
@@ -120,7 +126,8 @@ def probe(model: Any, config: Any, name: str) -> Probe:
 
 @contextmanager
 def recorded_keys(layers: nn.ModuleList, name: str) -> Iterator[dict[int, Tensor]]:
-    """Records each layer's keys before RoPE during forwards inside the block; hooks are removed at its end."""
+    """Records each layer's keys before RoPE during forwards inside the block; hooks are removed at
+    its end."""
     raw: dict[int, Tensor] = {}
     handles = []
     try:
@@ -177,7 +184,8 @@ def _key_source(layer: nn.Module, name: str, index: int) -> tuple[nn.Module, Any
 
 
 def _as_heads(output: Tensor, tokens: int, heads: int, width: int) -> Tensor:
-    """`[1, tokens, heads·width]`, `[1, tokens, heads, width]` or `[1, heads, tokens, width]` as `[tokens, heads, width]`."""
+    """`[1, tokens, heads·width]`, `[1, tokens, heads, width]` or `[1, heads, tokens, width]` as
+    `[tokens, heads, width]`."""
     if output.ndim == 4 and output.shape[1] == heads and output.shape[2] == tokens:
         return output[0].transpose(0, 1)
     return output.reshape(tokens, heads, width)

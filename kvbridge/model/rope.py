@@ -1,8 +1,9 @@
 """RoPE taken from the live model, undone and applied again.
 
-Cached keys are `k_rot = k·cos + R(k)·sin`, with R half-split or interleaved and cos/sin already multiplied by
-the model's attention scaling s (YaRN). The inverse is `k = (k_rot·cos − R(k_rot)·sin) / s²`; R and s are
-measured against the model's own pre-RoPE projection when it is loaded, never read from a config.
+Cached keys are `k_rot = k·cos + R(k)·sin`, with R half-split or interleaved and cos/sin already
+multiplied by the model's attention scaling s (YaRN). The inverse is `k = (k_rot·cos − R(k_rot)·sin)
+/ s²`; R and s are measured against the model's own pre-RoPE projection when it is loaded, never
+read from a config.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ STYLES: dict[str, Callable[[Tensor], Tensor] | None] = {
 class Rotation:
     """RoPE of one model: which style each layer uses, and the module that makes its phases.
 
-    `module` is the model's own rotary module (None: learned or no positions), `layer_types[i]` the argument it
-    wants for layer i (None: it takes none), `styles[i]` a key of STYLES.
+    `module` is the model's own rotary module (None: learned or no positions), `layer_types[i]` the
+    argument it wants for layer i (None: it takes none), `styles[i]` a key of STYLES.
     """
 
     module: nn.Module | None
@@ -50,7 +51,8 @@ class Rotation:
     styles: tuple[str, ...]
 
     def phases(self, positions: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """cos and sin `[tokens, 1, rotated dims]` in fp32 for int64 positions `[tokens]`, and s² `[]`.
+        """cos and sin `[tokens, 1, rotated dims]` in fp32 for int64 positions `[tokens]`, and s²
+        `[]`.
 
         The module is called with an fp32 argument, so the phases are fp32 even in a bf16 model.
         """
@@ -73,7 +75,8 @@ class Rotation:
         return cos[:, None], sin[:, None], scale_squared
 
     def unrotate(self, keys: Tensor, positions: Tensor, layer: int) -> Tensor:
-        """Cached keys `[tokens, heads, head_dim]` to content space, fp32; the argument is not modified."""
+        """Cached keys `[tokens, heads, head_dim]` to content space, fp32; the argument is not
+        modified."""
         turn = STYLES[self.styles[layer]]
         if turn is None:
             return keys.float()
@@ -82,7 +85,8 @@ class Rotation:
         return torch.cat(((rotated * cos - turn(rotated) * sin) / scale_squared, rest), dim=-1)
 
     def rotate(self, keys: Tensor, positions: Tensor, layer: int) -> Tensor:
-        """Content-space keys `[tokens, heads, head_dim]` to what the model caches, fp32; inverse of `unrotate`."""
+        """Content-space keys `[tokens, heads, head_dim]` to what the model caches, fp32; inverse of
+        `unrotate`."""
         turn = STYLES[self.styles[layer]]
         if turn is None:
             return keys.float()
@@ -106,10 +110,12 @@ class Rotation:
 def measure_rotation(
     decoder: nn.Module, config: Any, content: list[Tensor], cached: list[Tensor], positions: Tensor
 ) -> Rotation:
-    """The Rotation whose inverse takes `cached` back to `content`, both `[tokens, heads, head_dim]` per layer.
+    """The Rotation whose inverse takes `cached` back to `content`, both `[tokens, heads, head_dim]`
+    per layer.
 
-    Each layer's style is the one with the least error. Raises RotationMismatch, naming the layer and the error
-    measured, where none is within tolerance, and UnsupportedModel where phases depend on the prompt's length.
+    Each layer's style is the one with the least error. Raises RotationMismatch, naming the layer
+    and the error measured, where none is within tolerance, and UnsupportedModel where phases depend
+    on the prompt's length.
     """
     module = getattr(decoder, "rotary_emb", None)
     kinds = getattr(module, "rope_type", "default")

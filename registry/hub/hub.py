@@ -1,7 +1,8 @@
-"""Push to and pull from a Hugging Face Hub: one atomic commit plus a tag, and downloads of one resolved commit.
+"""Push to and pull from a Hugging Face Hub: one atomic commit plus a tag, and downloads of one
+resolved commit.
 
-A repository holds one translator at its root and what is bound to it in `<kind>/<tag>/`. Where its card says more than
-the asset's own, which is part of the asset, that one lies in `asset/`.
+A repository holds one translator at its root and what is bound to it in `<kind>/<tag>/`. Where its
+card says more than the asset's own, which is part of the asset, that one lies in `asset/`.
 """
 
 from __future__ import annotations
@@ -75,10 +76,12 @@ class Hub:
         private: bool | None = None,
         section: str | None = None,
     ) -> Pushed:
-        """Uploads a translator and everything bound to it in one commit, then tags it (by default with its content).
+        """Uploads a translator and everything bound to it in one commit, then tags it (by default
+        with its content).
 
-        Objects are verified first. `section` is added to the repository's card, the asset stays as it is. A tag that stands for another commit is never moved, and a commit that came
-        between is not overwritten: both raise TransferFailed.
+        Objects are verified first. `section` is added to the repository's card, the asset stays as
+        it is. A tag that stands for another commit is never moved, and a commit that came between
+        is not overwritten: both raise TransferFailed.
         """
         if store.verify(digest).kind != "translator":
             raise NotInStore(f"{digest}: expected a translator; what is bound to it goes with it")
@@ -132,7 +135,8 @@ class Hub:
             return None
 
     def resolve(self, repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
-        """The commit that a revision stands for now, and name → size of what a pull of it would fetch."""
+        """The commit that a revision stands for now, and name → size of what a pull of it would
+        fetch."""
         with _hub_errors(f"looking up {repo}"):
             info = self._api.model_info(repo, revision=revision, files_metadata=True)
         siblings = info.siblings or []
@@ -159,8 +163,8 @@ class Hub:
     ) -> Ref:
         """Downloads one resolved commit and publishes it under `tag`, with everything bound to it.
 
-        `expect` is the digest it must have. A pull that was interrupted goes on where it was. Nothing that was
-        fetched enters the store before it was admitted.
+        `expect` is the digest it must have. A pull that was interrupted goes on where it was.
+        Nothing that was fetched enters the store before it was admitted.
         """
         check_tag(tag)
         commit, sizes = self.resolve(repo, revision)
@@ -199,7 +203,8 @@ class Hub:
 def _groups(
     folder: Path, names: Mapping[str, int], within: Path
 ) -> dict[tuple[str, str], dict[str, Path]]:
-    """(kind, tag) → file name → where the downloaded bytes are; what was not downloaded into `within` is refused."""
+    """(kind, tag) → file name → where the downloaded bytes are; what was not downloaded into
+    `within` is refused."""
     groups: dict[tuple[str, str], dict[str, Path]] = {}
     for name in sorted(
         names
@@ -231,7 +236,8 @@ def _expected(files: Mapping[str, Path], expect: str, repo: str) -> None:
 
 @contextlib.contextmanager
 def _downloads(folder: Path, repo: str) -> Iterator[Path]:
-    """Where a repository's downloads go; kept after a failure (the next pull goes on), removed after success.
+    """Where a repository's downloads go; kept after a failure (the next pull goes on), removed
+    after success.
 
     The lock only keeps one pull from removing what another is still reading.
     """
@@ -252,7 +258,8 @@ def _downloads(folder: Path, repo: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _vanished(repo: str) -> Iterator[None]:
-    """Where locks do nothing, another pull of the repository may end and remove what this one has downloaded."""
+    """Where locks do nothing, another pull of the repository may end and remove what this one has
+    downloaded."""
     try:
         yield
     except CorruptFile as error:

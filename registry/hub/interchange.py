@@ -2,7 +2,8 @@
 
     {pair}-{family}-{dtype}-tp{degree}-h{KV heads}-s{sender commit}-t{receiver commit}-b{bundle version}
 
-An id pins both models' weights by full commit. A branch or tag is resolved before fitting and never written.
+An id pins both models' weights by full commit. A branch or tag is resolved before fitting and never
+written.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def mapper_id(
 ) -> str:
     """The id under which a router names this translator.
 
-    Where the two sides differ in dtype, tensor-parallel degree or KV heads, both stand there, the sender's first
-    (`h8x4`). Raises UsageError where a side has no full commit: such an asset has no id that others could resolve.
+    Where the two sides differ in dtype, tensor-parallel degree or KV heads, both stand there, the
+    sender's first (`h8x4`). Raises UsageError where a side has no full commit: such an asset has no
+    id that others could resolve.
     """
     sender, receiver = record.sender, record.receiver
     if sender is None or receiver is None or record.family is None:

@@ -1,6 +1,8 @@
-"""Collection: a plan of what no name stands for, then its execution, which looks at the names again before it deletes.
+"""Collection: a plan of what no name stands for, then its execution, which looks at the names again
+before it deletes.
 
-Safe at any moment, next to any writer, and killed anywhere: an object in the trash is brought back by whoever needs it.
+Safe at any moment, next to any writer, and killed anywhere: an object in the trash is brought back
+by whoever needs it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from kvbridge.registry.store.refs import Ref, Refs
 
 @dataclass(frozen=True)
 class Plan:
-    """What a collection deletes: objects without a name, work of writers that are gone, trash, and names of
-    attachments whose translator has none. `damaged` names reference files that cannot be read: while there are any,
-    no object is deleted.
+    """What a collection deletes: objects without a name, work of writers that are gone, trash, and
+    names of attachments whose translator has none. `damaged` names reference files that cannot be
+    read: while there are any, no object is deleted.
     """
 
     objects: tuple[str, ...]
@@ -68,7 +70,8 @@ def make_plan(disk: Disk, refs: Refs) -> Plan:
 
 
 def live_digests(names: list[Ref]) -> frozenset[str]:
-    """Digests that a name keeps: translators that are named, and attachments that are named and whose translator is."""
+    """Digests that a name keeps: translators that are named, and attachments that are named and
+    whose translator is."""
     translators = {ref.digest for ref in names if ref.kind == "translator"}
     return frozenset(
         translators
@@ -87,8 +90,8 @@ def stale_keys(names: list[Ref]) -> frozenset[str]:
 def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
     """Carries a plan out, sparing what was named since; returns what was deleted.
 
-    An object goes to the trash only if nothing names it now, and for good only if nothing names it then: a name may come in
-    between. Whoever reads it meanwhile brings it back.
+    An object goes to the trash only if nothing names it now, and for good only if nothing names it
+    then: a name may come in between. Whoever reads it meanwhile brings it back.
     """
     stages = tuple(name for name in plan.stages if disk.clear(name))
     for aside in refs.asides():
@@ -119,8 +122,8 @@ def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
 
 
 def _drop_attachments(disk: Disk, refs: Refs, keys: list[str]) -> tuple[str, ...]:
-    """Removes names of attachments whose translator has none, and tells which: taken aside, looked at again, put back where
-    the translator has been named meanwhile."""
+    """Removes names of attachments whose translator has none, and tells which: taken aside, looked
+    at again, put back where the translator has been named meanwhile."""
     taken = {key: aside for key in keys if (aside := refs.take(key, "stale")) is not None}
     if not taken:
         return ()
@@ -141,7 +144,8 @@ def _refuse(damaged: list[str], refs: Refs) -> None:
 
 
 def _names(disk: Disk, refs: Refs, without: frozenset[str]) -> tuple[list[Ref], list[str]]:
-    """Drafts first, then names: a draft that becomes a name meanwhile is seen twice, never missed."""
+    """Drafts first, then names: a draft that becomes a name meanwhile is seen twice, never
+    missed."""
     drafts = refs.drafts(disk.tmp, without)
     found, damaged = refs.kept()
     return [*drafts, *found], damaged

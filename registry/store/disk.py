@@ -1,4 +1,5 @@
-"""The store's folders and the few moves in them: every one is atomic, and durable where it must be. No locks needed.
+"""The store's folders and the few moves in them: every one is atomic, and durable where it must be.
+No locks needed.
 
 objects/<digest>/          published objects; a folder here is whole, and is never written to again
 refs/<key>.json            which object a (pair, tag) names; replaced by rename
@@ -68,8 +69,8 @@ class Disk:
     def stage(self) -> Iterator[Path]:
         """A fresh folder of this writer alone, removed afterwards.
 
-        The advisory lock on it only spares it from a collection that runs meanwhile: without it the writer finds
-        its folder gone and fails, nothing else.
+        The advisory lock on it only spares it from a collection that runs meanwhile: without it the
+        writer finds its folder gone and fails, nothing else.
         """
         path, handle = self._fresh()
         try:
@@ -104,7 +105,8 @@ class Disk:
             os.close(handle)
 
     def install(self, staged: Path, digest: str) -> bool:
-        """Moves a synced folder into place, durably; False where an object of that digest stands already."""
+        """Moves a synced folder into place, durably; False where an object of that digest stands
+        already."""
         try:
             os.rename(staged, self.objects / digest)
         except OSError as error:
@@ -120,7 +122,8 @@ class Disk:
             os.rename(self.objects / digest, self.trash / f"{digest}.{secrets.token_hex(8)}")
 
     def restore(self, digest: str) -> bool:
-        """Brings an object back from the trash if it is there; True where it stands in its place afterwards."""
+        """Brings an object back from the trash if it is there; True where it stands in its place
+        afterwards."""
         for entry in self.trash.glob(f"{digest}.*"):
             with contextlib.suppress(FileNotFoundError):
                 if self.install(entry, digest):
@@ -128,7 +131,8 @@ class Disk:
         return (self.objects / digest).is_dir()
 
     def bury(self, entry: Path) -> None:
-        """Deletes one entry of the trash; renamed first, so that it cannot be restored half deleted."""
+        """Deletes one entry of the trash; renamed first, so that it cannot be restored half
+        deleted."""
         dead = self.trash / f"dead.{secrets.token_hex(8)}"
         with contextlib.suppress(FileNotFoundError):
             os.rename(entry, dead)
@@ -137,7 +141,8 @@ class Disk:
     def set_aside(self, digest: str, reason: str, sound: Callable[[Path], bool]) -> Path | None:
         """Moves an object that failed its digest to the quarantine.
 
-        None where it is gone, or where the one that stands there now is `sound` and so came since: that one stays.
+        None where it is gone, or where the one that stands there now is `sound` and so came since:
+        that one stays.
         """
         target = self.quarantine / f"{digest}.{secrets.token_hex(8)}"
         try:
@@ -154,7 +159,8 @@ class Disk:
         return target
 
     def abandoned(self) -> list[Path]:
-        """Stages whose writer is gone. A live writer holds a lock on its own; where locks do nothing, all count."""
+        """Stages whose writer is gone. A live writer holds a lock on its own; where locks do
+        nothing, all count."""
         found = []
         for path in sorted(self.tmp.iterdir()):
             with _claim(path) as free:
@@ -165,7 +171,8 @@ class Disk:
     def clear(self, stage: str) -> bool:
         """Moves a stage to the trash unless its writer lives; True where it is moved.
 
-        The lock is held until the stage is gone: a writer that waits for it sees that and takes another folder.
+        The lock is held until the stage is gone: a writer that waits for it sees that and takes
+        another folder.
         """
         with _claim(self.tmp / stage) as free:
             if free:
@@ -178,7 +185,8 @@ class Disk:
 
 @contextlib.contextmanager
 def _claim(stage: Path) -> Iterator[bool]:
-    """Holds a stage's lock for the block; False where its writer has it, or where the stage is gone."""
+    """Holds a stage's lock for the block; False where its writer has it, or where the stage is
+    gone."""
     try:
         handle = os.open(stage, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

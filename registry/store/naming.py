@@ -9,7 +9,8 @@ from kvbridge.registry.store.refs import Ref
 
 
 def translator_ref(record: Record, tag: str) -> Ref:
-    """The reference under which a translator is found by its two models; raises UsageError for another kind."""
+    """The reference under which a translator is found by its two models; raises UsageError for
+    another kind."""
     if record.sender is None or record.receiver is None:
         raise UsageError(f"{record.digest}: expected a translator, found a {record.kind}")
     scope = (record.sender.geometry, record.receiver.geometry)

@@ -1,7 +1,8 @@
-"""How an object gets into the store: copied aside while it is admitted, named in a draft, put in place, named for good.
+"""How an object gets into the store: copied aside while it is admitted, named in a draft, put in
+place, named for good.
 
-The order is what keeps the store whole. The copy and the draft are durable before the object takes its place, and the last
-step is one rename: until then the name stands for what it stood for before.
+The order is what keeps the store whole. The copy and the draft are durable before the object takes
+its place, and the last step is one rename: until then the name stands for what it stood for before.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ Source = str | Path | Mapping[str, Path]
 
 
 def source_files(source: Source) -> tuple[Mapping[str, Path], str]:
-    """File name → path of a folder, or of what is such a mapping already; and a name for messages."""
+    """File name → path of a folder, or of what is such a mapping already; and a name for
+    messages."""
     if isinstance(source, Mapping):
         return source, str(next(iter(source.values())).parent) if source else "nothing"
     return folder_files(Path(source)), str(source)
 
 
 class Publisher:
-    """Writes into one store. `verify` reads an object of the store whole and raises where it is not sound."""
+    """Writes into one store. `verify` reads an object of the store whole and raises where it is not
+    sound."""
 
     def __init__(
         self, disk: Disk, refs: Refs, policy: Policy, verify: Callable[[str], object]
@@ -46,10 +49,12 @@ class Publisher:
         bound_to: tuple[str, Manifest] | None,
         progress: Progress,
     ) -> Ref:
-        """Admits the files and commits the name that `ref_of` gives their record; durable when it returns.
+        """Admits the files and commits the name that `ref_of` gives their record; durable when it
+        returns.
 
-        Where signatures are asked for, writers take turns from `ref_of`, which looks at the version that stands, to the
-        commit: two that raced could else leave the older one. Only their order rests on that lock.
+        Where signatures are asked for, writers take turns from `ref_of`, which looks at the version
+        that stands, to the commit: two that raced could else leave the older one. Only their order
+        rests on that lock.
         """
         with disk_errors(f"publishing {name}"):
             self._disk.create()
@@ -69,7 +74,8 @@ class Publisher:
         return ref
 
     def signed_version(self, ref: Ref, signature: Source | None) -> int | None:
-        """The version that the signature states; refuses none, a wrong one and an older one where a policy asks."""
+        """The version that the signature states; refuses none, a wrong one and an older one where a
+        policy asks."""
         if not self._policy.require_signature:
             return None
         if signature is None:
@@ -100,7 +106,8 @@ class Publisher:
         bound_to: tuple[str, Manifest] | None,
         progress: Progress,
     ) -> Admitted:
-        """Copies an object into `folder` while admitting it; the folder and its files are synced."""
+        """Copies an object into `folder` while admitting it; the folder and its files are
+        synced."""
         folder.mkdir()
         writers: list[FileWriter] = []
 
@@ -119,7 +126,8 @@ class Publisher:
         return admitted
 
     def _put(self, staged: Path, digest: str) -> None:
-        """Makes the object stand in its place: the one that is there, if it is sound, else the fresh copy."""
+        """Makes the object stand in its place: the one that is there, if it is sound, else the
+        fresh copy."""
         if self._disk.install(staged, digest):
             return
         try:

@@ -1,7 +1,8 @@
-"""Signed statements: "version N of this pair's translator is the one with this digest", through `model-signing`.
+"""Signed statements: "version N of this pair's translator is the one with this digest", through
+`model-signing`.
 
-A signature is a folder of `statement.json`, `model.sig` and SHA256SUMS. What is signed is the folder of the statement
-alone: the digest in it covers every byte of the asset.
+A signature is a folder of `statement.json`, `model.sig` and SHA256SUMS. What is signed is the
+folder of the statement alone: the digest in it covers every byte of the asset.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Statement:
 
 
 def sign(digest: str, version: int, private_key: str | Path, path: str | Path) -> str:
-    """Writes a signature of an asset's digest as folder `path`; the key is a PEM file of an elliptic curve key."""
+    """Writes a signature of an asset's digest as folder `path`; the key is a PEM file of an
+    elliptic curve key."""
     if version < 0:
         raise UsageError(f"expected a version of 0 or more, found {version}")
     body = {"schema": SIGNATURE.schema, "translator": digest, "version": version}
@@ -49,7 +51,8 @@ def sign(digest: str, version: int, private_key: str | Path, path: str | Path) -
 def verify_statement(
     files: Mapping[str, Path], name: str, public_keys: Sequence[Path]
 ) -> Statement:
-    """The statement, if one of the keys signed it; raises Refused otherwise. Reads each file once."""
+    """The statement, if one of the keys signed it; raises Refused otherwise. Reads each file
+    once."""
     if not {STATEMENT, SIGNATURE_FILE} <= set(files):
         raise Refused(f"{name}: expected {STATEMENT} and {SIGNATURE_FILE}")
     if not public_keys:

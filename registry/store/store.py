@@ -1,10 +1,12 @@
-"""The asset store: content-addressed objects, named by references, published whole or not at all. No torch.
+"""The asset store: content-addressed objects, named by references, published whole or not at all.
+No torch.
 
-A writer copies the object aside and syncs it; drafts the name; makes sure that the object stands in its place; and moves
-the draft to where names are read, in one rename. Whoever takes something away moves it aside first, looks again, and brings
-back what has come to be wanted since: a collection an object that a draft or name stands for, a removal a name that stands
-for another object by now, a verification an object that was published anew. So what is kept never rests on a lock, on the
-clock or on another process being alive.
+A writer copies the object aside and syncs it; drafts the name; makes sure that the object stands in
+its place; and moves the draft to where names are read, in one rename. Whoever takes something away
+moves it aside first, looks again, and brings back what has come to be wanted since: a collection an
+object that a draft or name stands for, a removal a name that stands for another object by now, a
+verification an object that was published anew. So what is kept never rests on a lock, on the clock
+or on another process being alive.
 """
 
 from __future__ import annotations
@@ -65,10 +67,12 @@ class LocalStore:
         origin: str | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Ref:
-        """Admits a translator asset (a folder, or file name → path) and names it (sender, receiver, tag).
+        """Admits a translator asset (a folder, or file name → path) and names it (sender, receiver,
+        tag).
 
-        When this returns, the object and its name survive power loss. Until the very last step the tag stands for
-        what it stood for before. Raises FileError or Refused where admission says no, StoreError where the disk does.
+        When this returns, the object and its name survive power loss. Until the very last step the
+        tag stands for what it stood for before. Raises FileError or Refused where admission says
+        no, StoreError where the disk does.
         """
         files, name = source_files(source)
         check_tag(tag)
@@ -94,7 +98,8 @@ class LocalStore:
         tag: str = "main",
         progress: Progress = lambda done, total: None,
     ) -> Ref:
-        """Admits a control set, calibration or signature of a translator that is in the store, under its own tag."""
+        """Admits a control set, calibration or signature of a translator that is in the store,
+        under its own tag."""
         files, name = source_files(source)
         check_tag(tag)
         kind = kind_of(frozenset(files))
@@ -126,7 +131,8 @@ class LocalStore:
         return None if ref is None else self.path(ref.digest)
 
     def attached(self, translator: str, kind: str, tag: str = "main") -> Path | None:
-        """Folder of a translator's control set, calibration or signature, None where there is none."""
+        """Folder of a translator's control set, calibration or signature, None where there is
+        none."""
         ref = self.ref(kind, (translator,), tag)
         return None if ref is None else self.path(ref.digest)
 
@@ -165,7 +171,8 @@ class LocalStore:
         return Manifest.from_json(read_json(path), str(path))
 
     def entries(self) -> list[Entry]:
-        """Every reference with its record and what is wrong with it, sorted by pair, kind and tag."""
+        """Every reference with its record and what is wrong with it, sorted by pair, kind and
+        tag."""
         if not self._disk.objects.is_dir():
             return []
         with disk_errors("listing the store"):
@@ -176,14 +183,16 @@ class LocalStore:
         return entries
 
     def select(self, name: str) -> Entry:
-        """The entry that `SENDER..RECEIVER[@TAG]` or the beginning of a digest (6 or more digits) names."""
+        """The entry that `SENDER..RECEIVER[@TAG]` or the beginning of a digest (6 or more digits)
+        names."""
         return select(self.entries(), name)
 
     def verify(self, digest: str) -> Record:
-        """Reads an object whole and admits it again; one that fails its digest goes to the quarantine.
+        """Reads an object whole and admits it again; one that fails its digest goes to the
+        quarantine.
 
-        Raises CorruptFile with the reason. What cannot be read, or is refused for another reason than its digest
-        (another kvbridge may take it), stays where it is.
+        Raises CorruptFile with the reason. What cannot be read, or is refused for another reason
+        than its digest (another kvbridge may take it), stays where it is.
         """
         folder = self.path(digest)
         try:
@@ -223,7 +232,8 @@ class LocalStore:
     def remove(self, ref: Ref) -> bool:
         """Removes one name; the object stays until a collection finds no other name for it.
 
-        False, and nothing is removed, where the name is gone or has come to stand for another object.
+        False, and nothing is removed, where the name is gone or has come to stand for another
+        object.
         """
         with disk_errors(f"removing {ref.tag}"):
             removed = self._refs.remove(ref.key, ref.digest)
@@ -231,7 +241,8 @@ class LocalStore:
         return removed
 
     def collect(self, plan: Plan | None = None) -> Plan:
-        """Deletes what no name stands for, as planned (by default now); returns what was deleted."""
+        """Deletes what no name stands for, as planned (by default now); returns what was
+        deleted."""
         with disk_errors("collecting"):
             self._disk.create()
             done = execute(self._disk, self._refs, self.plan() if plan is None else plan)

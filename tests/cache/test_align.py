@@ -1,4 +1,5 @@
-"""Alignment by character spans and by position, against a naive loop and on real pairs of tokenizers."""
+"""Alignment by character spans and by position, against a naive loop and on real pairs of
+tokenizers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MANY = settings(max_examples=150, deadline=None)
 
 @st.composite
 def segmented(draw, *, holes: bool = False) -> Tensor:
-    """Spans `[tokens, 2]` of a text: ends never go back, some tokens spell nothing, gaps are dropped whitespace."""
+    """Spans `[tokens, 2]` of a text: ends never go back, some tokens spell nothing, gaps are
+    dropped whitespace."""
     spans, at = [], 0
     for gap, width, kept in draw(
         st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5), st.booleans()), max_size=30)

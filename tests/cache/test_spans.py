@@ -1,4 +1,5 @@
-"""Token ids as text: where each token ends, for canonical ids and for ids that a model generated."""
+"""Token ids as text: where each token ends, for canonical ids and for ids that a model
+generated."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PROMPT = TEXT[:180]
 
 
 def spelled(tokenizer, ids: list[int]) -> list[int]:
-    """Oracle: characters settled once each token is read, by decoding every prefix from the start."""
+    """Oracle: characters settled once each token is read, by decoding every prefix from the
+    start."""
     ends: list[int] = []
     for stop in range(1, len(ids) + 1):
         settled = tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False).rstrip("�")

@@ -1,4 +1,5 @@
-"""Made-up geometries and layouts, so that statistics, solvers and selection are tried without a model."""
+"""Made-up geometries and layouts, so that statistics, solvers and selection are tried without a
+model."""
 
 from __future__ import annotations
 

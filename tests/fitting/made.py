@@ -42,7 +42,8 @@ def make_geometry(
 def rows_for(
     layout: Layout, rows: int, seed: int = 0, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Correlated rows x `[rows, inputs]` and y `[rows, targets]`, fp64, every column `offset` standard deviations off."""
+    """Correlated rows x `[rows, inputs]` and y `[rows, targets]`, fp64, every column `offset`
+    standard deviations off."""
     generator = torch.Generator().manual_seed(seed)
     p, q = sum(w for _, w in layout.inputs), sum(w for _, w in layout.targets)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -62,8 +63,9 @@ def make_planted(
     common: float = 0.0,
     seed: int = 0,
 ) -> SimpleNamespace:
-    """Train and validation moments of rows in which receiver layer i is Σ weight · (a random map of sender layer j) over
-    `reads[i]`, plus noise. `common` is the share of variance that all sender layers have in common."""
+    """Train and validation moments of rows in which receiver layer i is Σ weight · (a random map of
+    sender layer j) over `reads[i]`, plus noise. `common` is the share of variance that all sender
+    layers have in common."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
     layout = make_layout(sender, receiver, features=True, candidates=candidates)

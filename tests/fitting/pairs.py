@@ -60,7 +60,8 @@ def fitted(texts: Any = None, *, pair: Any = None, progress: Any = None, **chang
 def content_rows(
     model: kvbridge.Model, text: str
 ) -> tuple[KVSnapshot, dict[int, dict[str, Tensor]]]:
-    """A snapshot of one text and all its rows in content space, one text at a time and without padding."""
+    """A snapshot of one text and all its rows in content space, one text at a time and without
+    padding."""
     snapshot = capture(model, text)
     at = torch.arange(len(snapshot))
     return snapshot, {i: snapshot.content(model.rotation, at, i) for i in range(len(model.layers))}
@@ -69,7 +70,8 @@ def content_rows(
 def plain_r2(
     fit: Fit, texts: list[str], ours: kvbridge.Model, theirs: kvbridge.Model
 ) -> dict[tuple[int, str], Tensor]:
-    """R² `[heads, width]` of a fit's translator over `texts`, for one tokenizer and no receiver features: a plain loop."""
+    """R² `[heads, width]` of a fit's translator over `texts`, for one tokenizer and no receiver
+    features: a plain loop."""
     found: dict[tuple[int, str], list[Tensor]] = {}
     target: dict[tuple[int, str], list[Tensor]] = {}
     for text in texts:

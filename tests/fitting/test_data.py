@@ -1,4 +1,5 @@
-"""Texts from files, folders and Python: what is read, how it is split, and a clear DataError for what cannot be."""
+"""Texts from files, folders and Python: what is read, how it is split, and a clear DataError for
+what cannot be."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_python_strings_mappings_and_documents():
 
 
 def test_questions_among_texts_are_running_text(tmp_path):
-    """One file serves a fit and an evaluation; a reader of columns fills what a row lacks with null."""
+    """One file serves a fit and an evaluation; a reader of columns fills what a row lacks with
+    null."""
     rows = [
         {"text": "Plain."},
         {"text": None, "context": "Tom has the key. ", "question": "Who has it? ", "answer": "Tom"},

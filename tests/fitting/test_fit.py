@@ -1,4 +1,5 @@
-"""Whole fits on tiny models: every family and feature, splits kept apart, one model at a time, the same bytes twice."""
+"""Whole fits on tiny models: every family and feature, splits kept apart, one model at a time, the
+same bytes twice."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def bytes_of(folder: Path) -> dict[str, str]:
 
 
 def check_family(name: str, features: str) -> None:
-    """A fit of one family: heads partitioned, blocks as announced, scores everywhere, the control without a sender."""
+    """A fit of one family: heads partitioned, blocks as announced, scores everywhere, the control
+    without a sender."""
     fit = fitted(family=name, receiver_features=features)
     translator = fit.translator
     assert set(translator.maps) == {(i, s) for i in range(3) for s in ("k", "v")}
@@ -95,7 +97,8 @@ def test_solvers_give_the_same_translator(solver):
 
 
 def test_scores_are_of_the_test_split_alone():
-    """Maps of 64 inputs on few more rows: R² on the train texts is far above the reported one, which is the test's."""
+    """Maps of 64 inputs on few more rows: R² on the train texts is far above the reported one,
+    which is the test's."""
     texts = documents(train=2, held=3, characters=100)
     fit = fitted(texts, receiver_features="none", force=True, lambdas=(1e-6,), precision="float64")
     by_split = {
@@ -114,7 +117,8 @@ def test_scores_are_of_the_test_split_alone():
 
 @pytest.mark.parametrize("features", ["none", "embeddings"])
 def test_the_control_is_scored_on_the_same_rows(features):
-    """Against a plain loop over the test texts: the control's maps on the receiver's own embeddings, no sender."""
+    """Against a plain loop over the test texts: the control's maps on the receiver's own
+    embeddings, no sender."""
     fit, theirs = fitted(receiver_features=features, precision="float64"), receiver()
     wanted, found = {}, {}
     for text in (d.text for d in documents() if d.split == "test"):

@@ -25,7 +25,8 @@ LAYERS = (0, 2)
 
 
 def gathered(layers: int = 3, heads: int = 2, rows: int = 400):
-    """Moments of correlated rows far from zero, and the rows of LAYERS' values, `[rows, features]`."""
+    """Moments of correlated rows far from zero, and the rows of LAYERS' values, `[rows,
+    features]`."""
     sender, receiver = make_geometry("s", layers=layers, heads=heads), make_geometry("r")
     layout = make_layout(sender, receiver, features=True, candidates=None)
     x, y = rows_for(layout, rows, offset=3.0)
@@ -160,7 +161,8 @@ def test_a_rank_that_no_such_rows_have(rank):
 
 
 def test_rows_without_a_length_are_not_inside():
-    """NaN and overflow stay what they are: a number that says "nothing lies outside" would pass for the usual."""
+    """NaN and overflow stay what they are: a number that says "nothing lies outside" would pass for
+    the usual."""
     moments, rows = gathered()
     factor = factor_of(moments, "v", LAYERS, (2, "v"))
     x = factor.standardised(content_of(rows))

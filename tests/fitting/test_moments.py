@@ -1,4 +1,5 @@
-"""Moments against plain arithmetic and scikit-learn: streaming, merging, slicing, and large means in float32."""
+"""Moments against plain arithmetic and scikit-learn: streaming, merging, slicing, and large means
+in float32."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ TEXT = " ".join(SENTENCES[:2])
 
 
 def perturbed(model: Model, ids: Tensor, noise: float) -> dict[int, dict[str, Tensor]]:
-    """The model's own cache with noise, `[tokens, heads, width]` per layer and stream, as cached."""
+    """The model's own cache with noise, `[tokens, heads, width]` per layer and stream, as
+    cached."""
     generator = torch.Generator().manual_seed(0)
     layers = capture(model, input_ids=ids).layers
     draw = lambda t: noise * t.std() * torch.randn(t.shape, generator=generator)  # noqa: E731

@@ -1,4 +1,5 @@
-"""Every registered selector finds what was planted; λ, support and controls come from the right moments."""
+"""Every registered selector finds what was planted; λ, support and controls come from the right
+moments."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def support(maps, layer: int, stream: str) -> tuple[int, ...]:
 
 
 def planted_reads(sender_layers: int, receiver_layers: int) -> dict[int, dict[int, float]]:
-    """The two sender layers nearest in relative depth, in equal parts: a setting that is fair to every selector."""
+    """The two sender layers nearest in relative depth, in equal parts: a setting that is fair to
+    every selector."""
     found = {}
     for layer in range(receiver_layers):
         order = relative_order(sender_layers, layer / max(1, receiver_layers - 1))
@@ -76,7 +78,8 @@ def test_top_k_ranks_single_scores_and_breaks_ties_by_layer():
 
 
 def test_greedy_prefers_a_complement_over_a_copy_and_stops_when_nothing_helps():
-    """Layers 0 and 1 say the same, layer 2 adds to them: the published rule takes the copy, forward selection does not."""
+    """Layers 0 and 1 say the same, layer 2 adds to them: the published rule takes the copy, forward
+    selection does not."""
     parts = {0: {"a"}, 1: {"a"}, 2: {"b"}}
     worth = {"a": 0.6, "b": 0.3}
     joint = lambda layers: sum(worth[p] for p in set().union(*(parts[i] for i in layers)))  # noqa: E731
@@ -103,7 +106,8 @@ def test_relative_order_starts_at_the_matching_depth():
 
 
 def test_penalty_is_chosen_per_layer_and_stream_on_validation(geometry, planted):
-    """Layer 0 is a clean map, layer 1 pure noise: λ is the least for the one, the greatest for the other."""
+    """Layer 0 is a clean map, layer 1 pure noise: λ is the least for the one, the greatest for the
+    other."""
     sender, receiver = geometry("s", 2), geometry("r", 2)
     config = FitConfig(layers=2, selection="nearest", receiver_features="none", lambdas=LAMBDAS)
     data = planted(sender, receiver, {0: {0: 1.0}}, noise=1e-3, rows=60)
@@ -113,7 +117,8 @@ def test_penalty_is_chosen_per_layer_and_stream_on_validation(geometry, planted)
 
 
 def test_penalty_is_relative_to_the_scale_of_the_inputs(geometry, planted):
-    """The same data in units a thousand times larger or with ten times the rows keeps its λ and its predictions."""
+    """The same data in units a thousand times larger or with ten times the rows keeps its λ and its
+    predictions."""
     sender, receiver = geometry("s", 2), geometry("r", 1)
     config = FitConfig(layers=2, selection="nearest", receiver_features="none", lambdas=(0.3,))
     layout = make_layout(sender, receiver, features=True, candidates=None)

@@ -66,7 +66,8 @@ def test_no_penalty_is_least_squares_and_a_huge_one_is_zero(solver):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_solves_a_singular_gram(solver):
-    """Fewer rows than columns, a column twice and a dead column: finite, residual as small as least squares'."""
+    """Fewer rows than columns, a column twice and a dead column: finite, residual as small as least
+    squares'."""
     x, y, _, _ = problem(5, 9)
     x = torch.cat((x, x[:, :1], torch.zeros(5, 1, dtype=torch.float64)), dim=1)
     xx, xy = x.T @ x, x.T @ y

@@ -278,7 +278,8 @@ def test_changed_files_are_hashed_again(folder):
 
 
 def test_another_dtype_has_a_cache_entry_of_its_own_and_the_same_weights(folder, monkeypatch):
-    """Weights are hashed in the dtype they are stored in: loading them wider or narrower changes the cache's dtype only."""
+    """Weights are hashed in the dtype they are stored in: loading them wider or narrower changes
+    the cache's dtype only."""
     shutil.rmtree(folder)
     tiny_causal("llama", dtype=torch.bfloat16).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

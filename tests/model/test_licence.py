@@ -1,4 +1,5 @@
-"""Licences of base models: from a folder's card, and from the Hub at the commit that was resolved."""
+"""Licences of base models: from a folder's card, and from the Hub at the commit that was
+resolved."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ for source in sys.argv[1:]:
 
 
 def test_a_branch_is_resolved_and_the_licence_is_that_of_the_commit(tmp_path):
-    """From a Hub, by branch and by commit: the geometry holds the full commit, and the card's licence at it."""
+    """From a Hub, by branch and by commit: the geometry holds the full commit, and the card's
+    licence at it."""
     files = {
         p.name: p.read_bytes()
         for p in demo.path("receiver").iterdir()

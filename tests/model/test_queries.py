@@ -14,7 +14,8 @@ from tests.models import CONFIGS, SMALL, TEXT, randomise, tiny, tiny_causal, wra
 
 
 def model_of(kind):
-    """A tiny model; beside CONFIGS one whose scaling is not its width's root, and one that normalises all heads at once."""
+    """A tiny model; beside CONFIGS one whose scaling is not its width's root, and one that
+    normalises all heads at once."""
     if kind == "scaled":
         return wrapped(tiny_causal("gemma3", query_pre_attn_scalar=64))
     if kind == "olmo2":

@@ -1,4 +1,5 @@
-"""RoPE undone and applied again, against the model's own projection and a plainly written oracle."""
+"""RoPE undone and applied again, against the model's own projection and a plainly written
+oracle."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_round_trip_far_out(kind):
 @pytest.mark.parametrize("kind", sorted(set(STYLES) - {"gpt2"}))
 @torch.no_grad()
 def test_unrotated_cache_is_the_projection_far_out(kind):
-    """The model itself runs at positions up to 131,072; both directions are compared with what it computed."""
+    """The model itself runs at positions up to 131,072; both directions are compared with what it
+    computed."""
     model = tiny(kind)
     positions = torch.tensor(FAR)
     ids = torch.arange(len(FAR)) * 17 % 300 + 4

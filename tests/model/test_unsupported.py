@@ -1,4 +1,5 @@
-"""Models whose cache cannot be translated token by token are refused, each with the reason and its name."""
+"""Models whose cache cannot be translated token by token are refused, each with the reason and its
+name."""
 
 from __future__ import annotations
 

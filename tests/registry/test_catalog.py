@@ -1,4 +1,5 @@
-"""The catalog may be deleted, damaged, old, newer or unwritable: the store answers from what is on disk."""
+"""The catalog may be deleted, damaged, old, newer or unwritable: the store answers from what is on
+disk."""
 
 from __future__ import annotations
 

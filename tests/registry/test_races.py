@@ -1,4 +1,5 @@
-"""Acting on an earlier look: whatever came in between is spared. Each test puts the other writer exactly there."""
+"""Acting on an earlier look: whatever came in between is spared. Each test puts the other writer
+exactly there."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def test_an_older_version_is_refused_and_a_newer_one_replaces(
 def test_of_two_signed_writers_the_newer_version_stays(
     store, strict, asset, newer, keys, tmp_path, monkeypatch
 ):
-    """The older one has looked at the version that stands, the newer one comes, the older one commits."""
+    """The older one has looked at the version that stands, the newer one comes, the older one
+    commits."""
     for path, version in ((asset, 1), (newer, 2)):
         sign(store.publish(path).digest, version, keys[0][0], tmp_path / f"v{version}")
     other = LocalStore(strict.home, strict.policy)

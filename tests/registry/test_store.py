@@ -1,4 +1,5 @@
-"""Publishing, finding, binding, verifying, collecting; many writers; locks and clocks that cannot be trusted."""
+"""Publishing, finding, binding, verifying, collecting; many writers; locks and clocks that cannot
+be trusted."""
 
 from __future__ import annotations
 
@@ -163,7 +164,8 @@ def test_a_name_moved_to_another_place_is_not_believed(store, asset, newer):
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_many_writers_of_one_pair_next_to_collections(store, tmp_path, monkeypatch, locks):
-    """Whatever the order: the tag stands for one of the assets, whole, and nothing else is left. Without locks, too."""
+    """Whatever the order: the tag stands for one of the assets, whole, and nothing else is left.
+    Without locks, too."""
     if not locks:
         monkeypatch.setattr(fcntl, "flock", lambda *args: None)
     made = [assets.build(tmp_path / f"a{i}", seed=i) for i in range(4)]
@@ -205,7 +207,8 @@ def test_a_live_writer_is_spared_and_a_dead_one_collected(store, asset):
 
 
 def test_a_writer_that_takes_its_folder_after_the_plan_is_spared(store, asset):
-    """A plan may see a folder before its writer has locked it; the collection looks again before it moves it."""
+    """A plan may see a folder before its writer has locked it; the collection looks again before it
+    moves it."""
     store.publish(asset)
     (store.home / "tmp" / "late").mkdir()
     plan = store.plan()
