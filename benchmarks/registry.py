@@ -25,8 +25,8 @@ import numpy as np
 
 from kvbridge.files import folder_digest, sums_of, sync_folder
 from kvbridge.format import SUMS
+from kvbridge.registry.store import LocalStore
 from kvbridge.registry.store.refs import Ref
-from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 PAIRS, LIST_BAR_MS, PUBLISH_BAR = 10_000, 200.0, 1.3

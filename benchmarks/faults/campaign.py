@@ -30,9 +30,9 @@ from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 
 from kvbridge.errors import StoreError
-from kvbridge.registry.hub.hub import Hub
+from kvbridge.registry.hub import Hub
+from kvbridge.registry.store import LocalStore
 from kvbridge.registry.store.refs import Ref
-from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 REPO = "org/pair"

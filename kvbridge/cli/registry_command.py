@@ -15,9 +15,9 @@ from rich.console import Console
 
 from kvbridge.codec import read_json
 from kvbridge.errors import KVBridgeError, UsageError
-from kvbridge.registry.store.admission import Policy, Progress
+from kvbridge.registry.store import LocalStore, default_home
+from kvbridge.registry.store.admission import AdmissionPolicy, ByteProgress
 from kvbridge.registry.store.naming import clean
-from kvbridge.registry.store.store import LocalStore, default_home
 
 registry_app = typer.Typer(
     help="Keep, find, share, verify and remove translators.",
@@ -68,7 +68,7 @@ def open_store(home: Path | None) -> LocalStore:
     body: Any = read_json(path)
     try:
         keys = tuple(home / key for key in body.pop("public_keys", ()))
-        return LocalStore(home, Policy(**body, public_keys=keys))
+        return LocalStore(home, AdmissionPolicy(**body, public_keys=keys))
     except (AttributeError, TypeError) as error:
         raise UsageError(
             f"{path}: expected require_signature, public_keys, max_weights_bytes or max_tensors: {error}"
@@ -76,7 +76,7 @@ def open_store(home: Path | None) -> LocalStore:
 
 
 @contextmanager
-def progress_bar(as_json: bool, what: str) -> Iterator[Progress]:
+def progress_bar(as_json: bool, what: str) -> Iterator[ByteProgress]:
     """A bar on stderr where a person watches; the block calls what it is given with bytes done and in all."""
     if as_json or not sys.stderr.isatty():
         yield lambda done, total: None

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from kvbridge.errors import CorruptFile, NotInStore, Refused, UsageError
 from kvbridge.registry.hub.interchange import mapper_id
+from kvbridge.registry.store import LocalStore
 from kvbridge.registry.store.catalog import Entry
 from kvbridge.registry.store.collect import Plan
 from kvbridge.registry.store.kinds import folder_files, kind_of
 from kvbridge.registry.store.naming import clean
 from kvbridge.registry.store.refs import Ref
-from kvbridge.registry.store.store import LocalStore
 
 
 def is_bound(folder: Path) -> bool:

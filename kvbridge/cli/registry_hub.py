@@ -93,7 +93,7 @@ def pull(
 def _hub(endpoint: str | None, as_json: bool) -> Any:
     from huggingface_hub.utils import disable_progress_bars
 
-    from kvbridge.registry.hub.hub import Hub
+    from kvbridge.registry.hub import Hub
 
     if as_json or not sys.stderr.isatty():
         disable_progress_bars()

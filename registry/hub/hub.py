@@ -7,41 +7,31 @@ card says more than the asset's own, which is part of the asset, that one lies i
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
     HfApi,
-    constants,
     snapshot_download,
 )
 from huggingface_hub.errors import (
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
-from kvbridge.errors import CorruptFile, NotInStore, Refused, TransferFailed
+from kvbridge.errors import NotInStore, Refused, TransferFailed
 from kvbridge.format import CARD, SUMS, TRANSLATOR
 from kvbridge.geometry import digest_json
-from kvbridge.registry.store.admission import Progress
-from kvbridge.registry.store.disk import disk_errors, remove_tree
+from kvbridge.registry.hub.transfer import downloads, hub_errors, vanished
+from kvbridge.registry.store import LocalStore
+from kvbridge.registry.store.admission import ByteProgress
+from kvbridge.registry.store.disk import disk_errors
 from kvbridge.registry.store.refs import Ref, check_tag
-from kvbridge.registry.store.store import LocalStore
 
-HTTP_ERROR: Any = HfHubHTTPError.__bases__[
-    0
-]  # that of the HTTP package in use: its name differs between releases
 MAX_FILES = 10_000
 OWN_CARD = f"asset/{CARD}"
 _ROOT = frozenset({*TRANSLATOR.required, SUMS})
@@ -85,46 +75,38 @@ class Hub:
         """
         if store.verify(digest).kind != "translator":
             raise NotInStore(f"{digest}: expected a translator; what is bound to it goes with it")
-        wanted = {path.name: path for path in store.path(digest).iterdir()}
-        for ref in store.bound(digest):
-            store.verify(ref.digest)
-            wanted |= {
-                f"{ref.kind}/{ref.tag}/{path.name}": path
-                for path in store.path(ref.digest).iterdir()
-            }
-        content = digest_json(
-            {name: path.parent.name for name, path in wanted.items()} | {"": section or ""}
-        )
-        uploads: dict[str, str | bytes] = {name: str(path) for name, path in wanted.items()}
+        paths = _pushed_files(store, digest)
+        uploads: dict[str, str | bytes] = {name: str(path) for name, path in paths.items()}
         if section is not None:
             uploads[OWN_CARD] = uploads[CARD]
-            uploads[CARD] = wanted[CARD].read_bytes() + f"\n{section}".encode()
-        own = tag is None
-        tag = check_tag(tag or f"kvbridge-{digest[:12]}-{content[:12]}")
-        with _hub_errors(f"pushing to {repo}"):
+            uploads[CARD] = paths[CARD].read_bytes() + f"\n{section}".encode()
+        named_by_content = tag is None
+        tag = check_tag(tag or _content_tag(digest, paths, section))
+        with hub_errors(f"pushing to {repo}"):
             self._api.create_repo(repo, private=private, exist_ok=True)
             head = self._api.model_info(repo)
-            there = self._tagged(repo, tag)
-            if there not in (None, head.sha) and not own:
+            tagged = self._tagged(repo, tag)
+            if tagged not in (None, head.sha) and not named_by_content:
                 raise TransferFailed(
-                    f"{repo}: tag {tag!r} stands for commit {there} already; choose another"
+                    f"{repo}: tag {tag!r} stands for commit {tagged} already; choose another"
                 )
-            names = {s.rfilename for s in head.siblings or ()}
-            stale = sorted(name for name in names - set(uploads) if _ours(name))
+            present = {s.rfilename for s in head.siblings or ()}
+            stale = sorted(name for name in present - set(uploads) if _transferred(name))
+            operations: list[CommitOperationAdd | CommitOperationDelete] = []
+            operations += [CommitOperationAdd(name, uploads[name]) for name in sorted(uploads)]
+            operations += [CommitOperationDelete(name) for name in stale]
             commit = self._api.create_commit(
                 repo,
-                [
-                    *(CommitOperationAdd(name, uploads[name]) for name in sorted(uploads)),
-                    *(CommitOperationDelete(name) for name in stale),
-                ],
+                operations,
                 commit_message=f"Publish translator {digest[:12]}",
                 parent_commit=head.sha,
             )
-            if there is None:
+            if tagged is None:
                 self._api.create_tag(repo, tag=tag, revision=commit.oid)
-            elif there != commit.oid and not own:
+            elif tagged != commit.oid and not named_by_content:
                 raise TransferFailed(
-                    f"{repo}: tag {tag!r} stands for commit {there}, this is {commit.oid}; choose another"
+                    f"{repo}: tag {tag!r} stands for commit {tagged}, this is {commit.oid}; "
+                    "choose another"
                 )
         return Pushed(repo, commit.oid, tag)
 
@@ -137,17 +119,18 @@ class Hub:
     def resolve(self, repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
         """The commit that a revision stands for now, and name → size of what a pull of it would
         fetch."""
-        with _hub_errors(f"looking up {repo}"):
+        with hub_errors(f"looking up {repo}"):
             info = self._api.model_info(repo, revision=revision, files_metadata=True)
         siblings = info.siblings or []
         if len(siblings) > MAX_FILES or not info.sha:
             raise Refused(
                 f"{repo}: {len(siblings)} files; expected a repository that kvbridge pushed"
             )
-        sizes = {s.rfilename: s.size or 0 for s in siblings if _ours(s.rfilename)}
+        sizes = {s.rfilename: s.size or 0 for s in siblings if _transferred(s.rfilename)}
         if missing := _ROOT - set(sizes):
             raise Refused(
-                f"{repo}: {', '.join(sorted(missing))} is missing; expected a repository that kvbridge pushed"
+                f"{repo}: {', '.join(sorted(missing))} is missing; "
+                "expected a repository that kvbridge pushed"
             )
         return info.sha, sizes
 
@@ -159,7 +142,7 @@ class Hub:
         revision: str | None = None,
         tag: str = "main",
         expect: str | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: ByteProgress = lambda done, total: None,
     ) -> Ref:
         """Downloads one resolved commit and publishes it under `tag`, with everything bound to it.
 
@@ -168,12 +151,11 @@ class Hub:
         """
         check_tag(tag)
         commit, sizes = self.resolve(repo, revision)
-        if sum(sizes.values()) > 2 * store.policy.max_weights_bytes:
-            raise Refused(
-                f"{repo}: {sum(sizes.values()):,} bytes, more than this store's policy allows"
-            )
-        with disk_errors(f"pulling {repo}"), _downloads(store.home / "downloads", repo) as cache:
-            with _hub_errors(f"pulling {repo}"):
+        size_bytes = sum(sizes.values())
+        if size_bytes > 2 * store.policy.max_weights_bytes:
+            raise Refused(f"{repo}: {size_bytes:,} bytes, more than this store's policy allows")
+        with disk_errors(f"pulling {repo}"), downloads(store.home / "downloads", repo) as cache:
+            with hub_errors(f"pulling {repo}"):
                 folder = snapshot_download(
                     repo,
                     revision=commit,
@@ -183,21 +165,44 @@ class Hub:
                     token=self.token,
                     library_name="kvbridge",
                 )
-            with _vanished(repo):
+            with vanished(repo):
                 groups = _groups(Path(folder).resolve(), sizes, cache.resolve())
                 root = groups.pop(("translator", ""))
-                signature = next(
-                    (files for (kind, _), files in groups.items() if kind == "signature"), None
-                )
+                signatures = [files for (kind, _), files in groups.items() if kind == "signature"]
                 if expect is not None:
                     _expected(root, expect, repo)
                 ref = store.publish(
-                    root, tag=tag, signature=signature, origin=f"{repo}@{commit}", progress=progress
+                    root,
+                    tag=tag,
+                    signature=signatures[0] if signatures else None,
+                    origin=f"{repo}@{commit}",
+                    progress=progress,
                 )
                 for (kind, bound_tag), files in groups.items():
+                    # Where signatures are asked for, publishing has attached the one it checked.
                     if kind != "signature" or store.policy.require_signature is False:
                         store.attach(files, tag=bound_tag)
         return ref
+
+
+def _pushed_files(store: LocalStore, digest: str) -> dict[str, Path]:
+    """Name in the repository → path in the store, of a translator and of everything bound to it.
+
+    Raises CorruptFile where something that is bound fails its digest.
+    """
+    paths = {path.name: path for path in store.path(digest).iterdir()}
+    for ref in store.bound(digest):
+        store.verify(ref.digest)
+        for path in store.path(ref.digest).iterdir():
+            paths[f"{ref.kind}/{ref.tag}/{path.name}"] = path
+    return paths
+
+
+def _content_tag(digest: str, paths: Mapping[str, Path], section: str | None) -> str:
+    """A tag that names what is pushed: the same content has the same tag, other content another."""
+    objects = {name: path.parent.name for name, path in paths.items()}
+    content = digest_json({**objects, "": section or ""})
+    return f"kvbridge-{digest[:12]}-{content[:12]}"
 
 
 def _groups(
@@ -206,14 +211,13 @@ def _groups(
     """(kind, tag) → file name → where the downloaded bytes are; what was not downloaded into
     `within` is refused."""
     groups: dict[tuple[str, str], dict[str, Path]] = {}
-    for name in sorted(
-        names
-    ):  # the asset's own card comes after the repository's and takes its place
-        match = _BOUND.fullmatch(name)
-        key, file = (
-            (("translator", ""), name) if match is None else ((match[1], match[2]), match[3])
-        )
-        file = CARD if name == OWN_CARD else file
+    # Sorted, so that the asset's own card comes after the repository's and takes its place.
+    for name in sorted(names):
+        key, file = ("translator", ""), name
+        if (match := _BOUND.fullmatch(name)) is not None:
+            key, file = (match[1], match[2]), match[3]
+        elif name == OWN_CARD:
+            file = CARD
         path = (folder / name).resolve()
         if not path.is_relative_to(within):
             raise Refused(f"{name}: was downloaded to {path}, outside {within}")
@@ -221,77 +225,16 @@ def _groups(
     return groups
 
 
-def _ours(name: str) -> bool:
+def _transferred(name: str) -> bool:
     """Whether a push writes and a pull fetches a file of that name."""
     return name in _ROOT or name == OWN_CARD or _BOUND.fullmatch(name) is not None
 
 
 def _expected(files: Mapping[str, Path], expect: str, repo: str) -> None:
-    found = hashlib.sha256(files[SUMS].read_bytes()).hexdigest()
-    if found != expect:
+    """Raises Refused where the asset's digest, which is that of its sums, is not `expect`."""
+    digest = hashlib.sha256(files[SUMS].read_bytes()).hexdigest()
+    if digest != expect:
         raise Refused(
-            f"{repo}: its asset has digest {found}, expected {expect}; pull the revision that has it"
+            f"{repo}: its asset has digest {digest}, expected {expect}; "
+            "pull the revision that has it"
         )
-
-
-@contextlib.contextmanager
-def _downloads(folder: Path, repo: str) -> Iterator[Path]:
-    """Where a repository's downloads go; kept after a failure (the next pull goes on), removed
-    after success.
-
-    The lock only keeps one pull from removing what another is still reading.
-    """
-    cache = folder / re.sub(r"[^A-Za-z0-9._-]", "--", repo)[:200]
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / f"{cache.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        cache.mkdir(exist_ok=True)
-        yield cache
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(cache)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _vanished(repo: str) -> Iterator[None]:
-    """Where locks do nothing, another pull of the repository may end and remove what this one has
-    downloaded."""
-    try:
-        yield
-    except CorruptFile as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise TransferFailed(
-                f"pulling {repo}: another pull of it removed the downloads; pull again"
-            ) from error
-        raise
-
-
-@contextlib.contextmanager
-def _hub_errors(action: str) -> Iterator[None]:
-    """Turns what the Hub's client raises into TransferFailed with the next step."""
-    if constants.HF_HUB_OFFLINE:
-        raise TransferFailed(
-            f"{action}: offline mode is on; unset HF_HUB_OFFLINE, or `kvbridge registry add` a folder"
-        )
-    try:
-        yield
-    except OfflineModeIsEnabled as error:
-        raise TransferFailed(f"{action}: offline mode is on; unset HF_HUB_OFFLINE") from error
-    except (RevisionNotFoundError, RepositoryNotFoundError) as error:
-        raise TransferFailed(
-            f"{action}: no such repository or revision, or not for this token"
-        ) from error
-    except HTTP_ERROR as error:
-        raise TransferFailed(
-            f"{action}: {_one_line(error)}; check the address and the token, then try again"
-        ) from error
-    except (ConnectionError, FileNotFoundError, ValueError) as error:
-        raise TransferFailed(f"{action}: {_one_line(error)}; try again") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,6 +1,6 @@
 """Names that other routers use for a translator: the id of semantic-router's kv_mapper draft.
 
-    {pair}-{family}-{dtype}-tp{degree}-h{KV heads}-s{sender commit}-t{receiver commit}-b{bundle version}
+    {pair}-{family}-{dtype}-tp{degree}-h{KV heads}-s{sender commit}-t{receiver commit}-b{version}
 
 An id pins both models' weights by full commit. A branch or tag is resolved before fitting and never
 written.
@@ -51,21 +51,21 @@ def mapper_id(
 def _commit(side: Side) -> str:
     if not COMMIT.fullmatch(side.commit):
         raise UsageError(
-            f"{side.model_id}: expected the full commit of its weights, found {side.commit[:80] or 'none'!r}; "
+            f"{side.model_id}: expected the full commit of its weights, "
+            f"found {side.commit[:80] or 'none'!r}; "
             "fit from org/name@revision, which is resolved to a commit"
         )
     return side.commit
 
 
 def _slug(side: Side) -> str:
-    return (
-        re.sub(r"[^a-z0-9._]+", "-", side.model_id.rpartition("/")[2].lower()).strip("-") or "model"
-    )
+    name = side.model_id.rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9._]+", "-", name).strip("-") or "model"
 
 
 def _dtype(side: Side) -> str:
     return _DTYPES.get(side.dtype, side.dtype)
 
 
-def _both(one: str, other: str) -> str:
-    return one if one == other else f"{one}x{other}"
+def _both(sender: str, receiver: str) -> str:
+    return sender if sender == receiver else f"{sender}x{receiver}"

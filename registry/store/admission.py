@@ -35,7 +35,7 @@ from kvbridge.registry.store.stream import Writer, copy_checked
 
 
 @dataclass(frozen=True)
-class Policy:
+class AdmissionPolicy:
     """What a store admits. `public_keys` are PEM files that a signature is checked against."""
 
     max_weights_bytes: int = 64 << 30
@@ -53,17 +53,17 @@ class Admitted:
 
 
 Sink = Callable[[str], Writer]
-Progress = Callable[[int, int], None]
+ByteProgress = Callable[[int, int], None]
 
 
 def admit(
     files: Mapping[str, Path],
     name: str,
-    policy: Policy,
+    policy: AdmissionPolicy,
     *,
     bound_to: tuple[str, Manifest] | None = None,
     sink: Sink = lambda _: Writer(),
-    progress: Progress = lambda done, total: None,
+    progress: ByteProgress = lambda done, total: None,
 ) -> Admitted:
     """Checks an object given as file name → path and feeds its bytes to `sink`; `name` is for messages.
 

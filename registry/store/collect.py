@@ -35,10 +35,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        body = asdict(self)
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in body.items()}
 
 
 def make_plan(disk: Disk, refs: Refs) -> Plan:
@@ -48,24 +46,20 @@ def make_plan(disk: Disk, refs: Refs) -> Plan:
     stages = [path.name for path in disk.abandoned()]
     names, damaged = _names(disk, refs, frozenset(stages))
     live = live_digests(names)
-    orphans = (
-        []
-        if damaged
-        else sorted(entry.name for entry in disk.objects.iterdir() if entry.name not in live)
-    )
+    # A name that cannot be read may stand for any object: then none counts as unnamed.
+    stored = [] if damaged else sorted(entry.name for entry in disk.objects.iterdir())
+    orphans = [digest for digest in stored if digest not in live]
     trash = sorted(entry.name for entry in disk.trash.iterdir())
-    folders = [
-        *(disk.objects / d for d in orphans),
-        *(disk.tmp / s for s in stages),
-        *(disk.trash / t for t in trash),
-    ]
+    folders = [disk.objects / digest for digest in orphans]
+    folders += [disk.tmp / stage for stage in stages]
+    folders += [disk.trash / entry for entry in trash]
     return Plan(
-        tuple(orphans),
-        tuple(stages),
-        tuple(trash),
-        tuple(sorted(stale_keys(names))),
-        tuple(sorted(damaged)),
-        sum(tree_bytes(folder) for folder in folders),
+        objects=tuple(orphans),
+        stages=tuple(stages),
+        trash=tuple(trash),
+        attachments=tuple(sorted(stale_keys(names))),
+        damaged=tuple(sorted(damaged)),
+        bytes=sum(tree_bytes(folder) for folder in folders),
     )
 
 
@@ -73,18 +67,15 @@ def live_digests(names: list[Ref]) -> frozenset[str]:
     """Digests that a name keeps: translators that are named, and attachments that are named and
     whose translator is."""
     translators = {ref.digest for ref in names if ref.kind == "translator"}
-    return frozenset(
-        translators
-        | {ref.digest for ref in names if ref.kind != "translator" and ref.scope[0] in translators}
-    )
+    attachments = [ref for ref in names if ref.kind != "translator"]
+    return frozenset(translators | {a.digest for a in attachments if a.scope[0] in translators})
 
 
 def stale_keys(names: list[Ref]) -> frozenset[str]:
     """Keys of the names of attachments whose translator has none."""
     live = live_digests(names)
-    return frozenset(
-        ref.key for ref in names if ref.kind != "translator" and ref.digest not in live
-    )
+    attachments = [ref for ref in names if ref.kind != "translator"]
+    return frozenset(ref.key for ref in attachments if ref.digest not in live)
 
 
 def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
@@ -104,6 +95,8 @@ def execute(disk: Disk, refs: Refs, plan: Plan) -> Plan:
     sync_folder(disk.trash)
     sync_folder(disk.objects)
     before = list(disk.trash.iterdir())
+    # Names are read again only now that the objects have left their place: a writer that named one
+    # before the move is seen here, and one that names it later finds it gone and restores it.
     names, damaged = _names(disk, refs, frozenset())
     if damaged:
         for entry in before:
@@ -127,19 +120,21 @@ def _drop_attachments(disk: Disk, refs: Refs, keys: list[str]) -> tuple[str, ...
     taken = {key: aside for key in keys if (aside := refs.take(key, "stale")) is not None}
     if not taken:
         return ()
-    named = {ref.digest for ref in _names(disk, refs, frozenset())[0] if ref.kind == "translator"}
-    gone = tuple(
-        key for key, aside in taken.items() if refs.end(aside, lambda ref: ref.scope[0] in named)
-    )
+    names, _ = _names(disk, refs, frozenset())
+    translators = {ref.digest for ref in names if ref.kind == "translator"}
+    gone = []
+    for key, aside in taken.items():
+        if refs.end(aside, wanted=lambda ref: ref.scope[0] in translators):
+            gone.append(key)
     sync_folder(refs.folder)
-    return gone
+    return tuple(gone)
 
 
 def _refuse(damaged: list[str], refs: Refs) -> None:
     if damaged:
         raise StoreError(
-            f"collecting stopped, nothing was lost: {', '.join(damaged[:3])} in {refs.folder} cannot be read; "
-            "publish that asset again, or delete the file"
+            f"collecting stopped, nothing was lost: {', '.join(damaged[:3])} in {refs.folder} "
+            "cannot be read; publish that asset again, or delete the file"
         )
 
 
@@ -147,8 +142,8 @@ def _names(disk: Disk, refs: Refs, without: frozenset[str]) -> tuple[list[Ref], 
     """Drafts first, then names: a draft that becomes a name meanwhile is seen twice, never
     missed."""
     drafts = refs.drafts(disk.tmp, without)
-    found, damaged = refs.kept()
-    return [*drafts, *found], damaged
+    names, damaged = refs.kept()
+    return [*drafts, *names], damaged
 
 
 def _bring_back(disk: Disk, entry: Path) -> None:

@@ -24,6 +24,7 @@ from kvbridge.files import sync_folder
 from kvbridge.registry.store.stream import Writer
 
 START_BYTES = 16 << 20
+"""After so many bytes of a file the kernel is asked to start writing them."""
 _HINTS = {
     errno.ENOSPC: "the disk is full; free some space or run `kvbridge registry gc`",
     errno.EDQUOT: "the disk quota is used up; free some space or run `kvbridge registry gc`",
@@ -81,11 +82,17 @@ class Disk:
                 remove_tree(path)
 
     def _fresh(self) -> tuple[Path, int]:
+        """A new folder of `tmp/` and the handle that holds its lock.
+
+        Between making and locking a folder, a collection may take it for an abandoned one: it is
+        looked for once more under the lock, and another one is made where it is gone.
+        """
         for _ in range(8):
             path = self.tmp / secrets.token_hex(16)
             path.mkdir()
             with contextlib.suppress(FileNotFoundError):
                 handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                # File systems without locks say so here; a collection then takes more than it must.
                 with contextlib.suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_EX)
                 if path.is_dir():
@@ -150,6 +157,7 @@ class Disk:
         except FileNotFoundError:
             return None
         if sound(target):
+            # It was replaced between the reading that failed and the move: back with it.
             if not self.install(target, digest):
                 remove_tree(target)
             return None
@@ -161,12 +169,12 @@ class Disk:
     def abandoned(self) -> list[Path]:
         """Stages whose writer is gone. A live writer holds a lock on its own; where locks do
         nothing, all count."""
-        found = []
+        stages = []
         for path in sorted(self.tmp.iterdir()):
             with _claim(path) as free:
                 if free:
-                    found.append(path)
-        return found
+                    stages.append(path)
+        return stages
 
     def clear(self, stage: str) -> bool:
         """Moves a stage to the trash unless its writer lives; True where it is moved.
@@ -206,7 +214,7 @@ def _claim(stage: Path) -> Iterator[bool]:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder of ours if it is there; follows no links."""
+    """Removes one of the store's folders if it is there; follows no links."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
 
@@ -232,10 +240,11 @@ class FileWriter(Writer):
         """Writes the next bytes."""
         _write_all(self._handle, data)
         self._done += len(data)
-        if self._done - self._started >= START_BYTES and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(
-                self._handle, self._started, self._done - self._started, os.POSIX_FADV_DONTNEED
-            )
+        waiting = self._done - self._started
+        if waiting >= START_BYTES and hasattr(os, "posix_fadvise"):
+            # Asked to drop pages that are still dirty, the kernel starts writing them, while the
+            # next bytes are hashed: the sync at the end then has little left to wait for.
+            os.posix_fadvise(self._handle, self._started, waiting, os.POSIX_FADV_DONTNEED)
             self._started = self._done
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvbridge.asset.manifest import Manifest
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused
 from kvbridge.files import sync_folder
-from kvbridge.registry.store.admission import Admitted, Policy, Progress, admit
+from kvbridge.registry.store.admission import AdmissionPolicy, Admitted, ByteProgress, admit
 from kvbridge.registry.store.disk import Disk, FileWriter, disk_errors
 from kvbridge.registry.store.kinds import folder_files
 from kvbridge.registry.store.records import Record
@@ -28,7 +28,8 @@ def source_files(source: Source) -> tuple[Mapping[str, Path], str]:
     """File name → path of a folder, or of what is such a mapping already; and a name for
     messages."""
     if isinstance(source, Mapping):
-        return source, str(next(iter(source.values())).parent) if source else "nothing"
+        folders = [str(path.parent) for path in source.values()]
+        return source, folders[0] if folders else "nothing"
     return folder_files(Path(source)), str(source)
 
 
@@ -37,7 +38,7 @@ class Publisher:
     sound."""
 
     def __init__(
-        self, disk: Disk, refs: Refs, policy: Policy, verify: Callable[[str], object]
+        self, disk: Disk, refs: Refs, policy: AdmissionPolicy, verify: Callable[[str], object]
     ) -> None:
         self._disk, self._refs, self._policy, self._verify = disk, refs, policy, verify
 
@@ -47,7 +48,7 @@ class Publisher:
         name: str,
         ref_of: Callable[[Record], Ref],
         bound_to: tuple[str, Manifest] | None,
-        progress: Progress,
+        progress: ByteProgress,
     ) -> Ref:
         """Admits the files and commits the name that `ref_of` gives their record; durable when it
         returns.
@@ -62,11 +63,8 @@ class Publisher:
                 admitted = self._write(files, name, stage / "object", bound_to, progress)
                 if bound_to is not None and admitted.record.translator != bound_to[0]:
                     raise CorruptFile(f"{name}: it changed while it was read")
-                with (
-                    self._disk.turn()
-                    if self._policy.require_signature
-                    else contextlib.nullcontext()
-                ):
+                signed = self._policy.require_signature
+                with self._disk.turn() if signed else contextlib.nullcontext():
                     ref = ref_of(admitted.record)
                     self._refs.draft(ref, stage)
                     self._put(stage / "object", ref.digest)
@@ -80,21 +78,20 @@ class Publisher:
             return None
         if signature is None:
             raise Refused(
-                "this store's policy asks for a signature and none was given; sign the asset, or lift it"
+                "this store's policy asks for a signature and none was given; "
+                "sign the asset, or lift it"
             )
         files, name = source_files(signature)
         statement: Statement = verify_statement(files, name, self._policy.public_keys)
         if statement.translator != ref.digest:
             raise Refused(f"{name}: it signs {statement.translator}, expected {ref.digest}")
         before = self._refs.read(ref.key)
-        if (
-            before is not None
-            and before.signed_version is not None
-            and statement.version < before.signed_version
-        ):
+        stands = None if before is None else before.signed_version
+        if stands is not None and statement.version < stands:
+            # An old statement stays validly signed for ever; replaying it would bring back a bug.
             raise Refused(
-                f"{name}: version {statement.version} is older than {before.signed_version}, which tag {ref.tag!r} "
-                "stands for; publish it under another tag, or remove that one first"
+                f"{name}: version {statement.version} is older than {stands}, which tag "
+                f"{ref.tag!r} stands for; publish it under another tag, or remove that one first"
             )
         return statement.version
 
@@ -104,7 +101,7 @@ class Publisher:
         name: str,
         folder: Path,
         bound_to: tuple[str, Manifest] | None,
-        progress: Progress,
+        progress: ByteProgress,
     ) -> Admitted:
         """Copies an object into `folder` while admitting it; the folder and its files are
         synced."""

@@ -32,8 +32,11 @@ class Statement:
 
 
 def sign(digest: str, version: int, private_key: str | Path, path: str | Path) -> str:
-    """Writes a signature of an asset's digest as folder `path`; the key is a PEM file of an
-    elliptic curve key."""
+    """Writes a signature of an asset's digest as folder `path` and returns the folder's digest.
+
+    The key is a PEM file of an elliptic curve key. Raises UsageError for a negative version or
+    where the package is missing.
+    """
     if version < 0:
         raise UsageError(f"expected a version of 0 or more, found {version}")
     body = {"schema": SIGNATURE.schema, "translator": digest, "version": version}
@@ -63,6 +66,7 @@ def verify_statement(
     with tempfile.TemporaryDirectory() as work:
         folder, signature = Path(work) / "signed", Path(work) / SIGNATURE_FILE
         folder.mkdir()
+        # What is verified is this copy, and the statement is read from it: nobody changes it between.
         (folder / STATEMENT).write_bytes(files[STATEMENT].read_bytes())
         signature.write_bytes(files[SIGNATURE_FILE].read_bytes())
         problems = []
@@ -71,16 +75,19 @@ def verify_statement(
                 verifying.Config().use_elliptic_key_verifier(public_key=str(key)).verify(
                     folder, signature
                 )
-            except Exception as error:  # noqa: BLE001 - the package documents no tree of its own: any failure is a no
+            except Exception as error:  # noqa: BLE001
+                # The package documents no exceptions of its own: any failure of it is a no.
                 problems.append(f"{key}: {str(error)[:120] or type(error).__name__}")
             else:
                 return _statement(folder / STATEMENT, name)
     raise Refused(
-        f"{name}: no trusted key signed it ({'; '.join(problems)[:400]}); ask its publisher for another"
+        f"{name}: no trusted key signed it ({'; '.join(problems)[:400]}); "
+        "ask its publisher for another"
     )
 
 
 def _statement(path: Path, name: str) -> Statement:
+    """The statement in a file whose signature holds; raises Refused where it is malformed."""
     body: Any = read_json(path)
     record, _ = record_of("signature", "", 0, body, name)
     version = body.get("version")

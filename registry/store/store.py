@@ -21,7 +21,7 @@ from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, StoreEr
 from kvbridge.files import verify_folder
 from kvbridge.format import FOLDERS, SUMS, TRANSLATOR
 from kvbridge.geometry import KVGeometry
-from kvbridge.registry.store.admission import Policy, Progress, admit
+from kvbridge.registry.store.admission import AdmissionPolicy, ByteProgress, admit
 from kvbridge.registry.store.catalog import Catalog, Entry
 from kvbridge.registry.store.collect import Plan, execute, make_plan
 from kvbridge.registry.store.disk import Disk, disk_errors, tree_bytes
@@ -31,7 +31,8 @@ from kvbridge.registry.store.publishing import Publisher, Source, source_files
 from kvbridge.registry.store.records import DIGEST, Record, record_of
 from kvbridge.registry.store.refs import Ref, Refs, check_tag
 
-_ANY = Policy(max_weights_bytes=1 << 62)
+_ANY = AdmissionPolicy(max_weights_bytes=1 << 62)
+"""What is in the store was admitted already: reading it again asks for its digest, not for its size."""
 
 
 def default_home() -> Path:
@@ -39,18 +40,18 @@ def default_home() -> Path:
     if home := os.environ.get("KVBRIDGE_HOME"):
         return Path(home).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (
-        Path(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")).expanduser()
-        / "kvbridge"
-    )
+    hub_home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    return Path(hub_home).expanduser() / "kvbridge"
 
 
 class LocalStore:
     """A store in a folder. Any number of processes may use it at once."""
 
-    def __init__(self, home: str | Path | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self, home: str | Path | None = None, policy: AdmissionPolicy | None = None
+    ) -> None:
         self.home = default_home() if home is None else Path(home)
-        self.policy = policy or Policy()
+        self.policy = policy or AdmissionPolicy()
         self._disk = Disk(self.home)
         self._refs = Refs(self._disk.refs)
         self._publisher = Publisher(self._disk, self._refs, self.policy, self.verify)
@@ -65,10 +66,10 @@ class LocalStore:
         tag: str = "main",
         signature: Source | None = None,
         origin: str | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: ByteProgress = lambda done, total: None,
     ) -> Ref:
-        """Admits a translator asset (a folder, or file name → path) and names it (sender, receiver,
-        tag).
+        """Admits a translator asset (a folder, or file name → path) and gives it a name: its two
+        models and `tag`.
 
         When this returns, the object and its name survive power loss. Until the very last step the
         tag stands for what it stood for before. Raises FileError or Refused where admission says
@@ -76,10 +77,9 @@ class LocalStore:
         """
         files, name = source_files(source)
         check_tag(tag)
-        if kind_of(frozenset(files)) != "translator":
-            raise UsageError(
-                f"{name}: expected a translator asset; attach a {kind_of(frozenset(files))} to one instead"
-            )
+        kind = kind_of(frozenset(files))
+        if kind != "translator":
+            raise UsageError(f"{name}: expected a translator asset; attach a {kind} to one instead")
 
         def ref_of(record: Record) -> Ref:
             ref = replace(translator_ref(record, tag), origin=origin)
@@ -96,10 +96,13 @@ class LocalStore:
         source: Source,
         *,
         tag: str = "main",
-        progress: Progress = lambda done, total: None,
+        progress: ByteProgress = lambda done, total: None,
     ) -> Ref:
-        """Admits a control set, calibration or signature of a translator that is in the store,
-        under its own tag."""
+        """Admits a control set, calibration or signature under its own tag.
+
+        Its translator must be in the store: raises NotInStore where it is not, UsageError for a
+        translator, and else what `publish` raises.
+        """
         files, name = source_files(source)
         check_tag(tag)
         kind = kind_of(frozenset(files))
@@ -110,16 +113,13 @@ class LocalStore:
         description = FOLDERS[kind].description
         record, _ = record_of(kind, "", 0, read_json(files[description]), f"{name}/{description}")
         translator = record.translator or ""
-        manifest = self.manifest(translator)
-        ref = self._publisher.publish(
-            files,
-            name,
-            lambda r: Ref(
-                kind, (r.translator or "",), tag, r.digest, label=f"{kind} of {translator[:12]}"
-            ),
-            (translator, manifest),
-            progress,
-        )
+        bound_to = (translator, self.manifest(translator))
+        label = f"{kind} of {translator[:12]}"
+
+        def ref_of(admitted: Record) -> Ref:
+            return Ref(kind, (admitted.translator or "",), tag, admitted.digest, label=label)
+
+        ref = self._publisher.publish(files, name, ref_of, bound_to, progress)
         self._catalog.refresh()
         return ref
 
@@ -140,10 +140,8 @@ class LocalStore:
         """References of everything that is bound to a translator, sorted by kind and tag."""
         with disk_errors("reading the store's names"):
             refs, _ = self._refs.all()
-        return sorted(
-            (r for r in refs if r.kind != "translator" and r.scope == (translator,)),
-            key=lambda r: (r.kind, r.tag),
-        )
+        attachments = [r for r in refs if r.kind != "translator" and r.scope == (translator,)]
+        return sorted(attachments, key=lambda r: (r.kind, r.tag))
 
     def ref(self, kind: str, scope: tuple[str, ...], tag: str = "main") -> Ref | None:
         """The reference of that name as it stands on disk now, None where there is none."""
@@ -156,12 +154,9 @@ class LocalStore:
             raise UsageError(f"expected a digest of 64 hexadecimal digits, found {digest[:80]!r}")
         with disk_errors(f"looking up {digest[:12]}"):
             if not (self._disk.objects / digest).is_dir() and not self._disk.restore(digest):
-                aside = any(self._disk.quarantine.glob(f"{digest}.*"))
-                why = (
-                    "it failed its digest and is in quarantine"
-                    if aside
-                    else "it is not in the store"
-                )
+                why = "it is not in the store"
+                if any(self._disk.quarantine.glob(f"{digest}.*")):
+                    why = "it failed its digest and is in quarantine"
                 raise NotInStore(f"{digest}: {why}; publish or pull it again")
         return self._disk.objects / digest
 
@@ -178,7 +173,9 @@ class LocalStore:
         with disk_errors("listing the store"):
             entries = self._catalog.entries()
             lost = [e.ref.digest for e in entries if e.problem == "missing" and e.ref is not None]
-            if [digest for digest in lost if self._disk.restore(digest)]:
+            # A collection that was killed leaves objects in the trash that a name still stands for.
+            restored = [digest for digest in lost if self._disk.restore(digest)]
+            if restored:
                 entries = self._catalog.entries()
         return entries
 
@@ -214,6 +211,7 @@ class LocalStore:
             )
         self._catalog.refresh()
         if aside is None:
+            # What stood there was published anew while it was read: read that one.
             return self.verify(digest)
         raise CorruptFile(f"{problem}; moved to {aside}; publish or pull it again") from problem
 
@@ -224,6 +222,7 @@ class LocalStore:
         ref = translator_ref(self._describe(self.path(digest).name), check_tag(tag))
         with disk_errors(f"tagging {digest[:12]}"), self._disk.stage() as stage:
             self._refs.draft(ref, stage)
+            # From here no collection takes the object; one that took it before is undone, or seen.
             self.path(digest)
             self._refs.commit(ref, stage)
         self._catalog.refresh()
@@ -261,6 +260,7 @@ class LocalStore:
             return self._catalog.rebuild()
 
     def _describe(self, digest: str) -> Record:
+        """An object's record as its own description says, read from disk."""
         folder = self._disk.objects / digest
         if not DIGEST.fullmatch(digest):
             raise CorruptFile(f"{folder}: not an object of this store")

@@ -83,7 +83,7 @@ def test_the_shown_output_has_the_form_of_the_real_one(walked):
 def test_control_set_and_calibration_travel_and_load(walked):
     from kvbridge.asset.folder import load_asset, load_controls
     from kvbridge.gates.decide.calibration import load_calibration
-    from kvbridge.registry.store.store import LocalStore
+    from kvbridge.registry.store import LocalStore
 
     folder, _, state, _ = walked
     here, there = LocalStore(folder / "here"), LocalStore(folder / "there")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbridge.registry.store.store import LocalStore
+from kvbridge.registry.store import LocalStore
 from tests.registry import assets, hub_server
 
 

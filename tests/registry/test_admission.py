@@ -19,10 +19,10 @@ from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, FileError, NotInStore, Refused, UnknownSchema
 from kvbridge.files import sums_of
 from kvbridge.format import MAX_PARSE_BYTES, SUMS
-from kvbridge.registry.store.admission import Policy, admit
+from kvbridge.registry.store import LocalStore
+from kvbridge.registry.store.admission import AdmissionPolicy, admit
 from kvbridge.registry.store.finite import FiniteScan
 from kvbridge.registry.store.kinds import folder_files
-from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 CHUNK_BYTES = 1 << 20
@@ -328,9 +328,9 @@ def test_admission_holds_chunks_not_files(tmp_path, monkeypatch):
     sender, receiver = assets.geometry("a/s", width=256), assets.geometry("a/r", width=256)
     folder = assets.build(tmp_path / "big", sender, receiver, dtype=np.float64)
     size = (folder / "weights.safetensors").stat().st_size
-    admit(folder_files(folder), "x", Policy())
+    admit(folder_files(folder), "x", AdmissionPolicy())
     tracemalloc.start()
-    admit(folder_files(folder), "x", Policy())
+    admit(folder_files(folder), "x", AdmissionPolicy())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert size > 12 * CHUNK_BYTES
@@ -384,7 +384,7 @@ def test_a_calibration_is_bound_and_its_gate_is_checked(store, asset, tmp_path):
 
 
 def test_a_calibration_is_bounded(tmp_path, asset):
-    for policy in (Policy(max_tensors=4), Policy(max_weights_bytes=2000)):
+    for policy in (AdmissionPolicy(max_tensors=4), AdmissionPolicy(max_weights_bytes=2000)):
         store = LocalStore(tmp_path / "home", policy)
         ref = LocalStore(store.home).publish(asset)
         many = {f"t{i}": np.ones(100, np.float32) for i in range(8)}

@@ -110,7 +110,7 @@ def test_wrong_rows_are_noticed(filled):
 
 
 def test_another_process_changes_the_store(filled, tmp_path):
-    from kvbridge.registry.store.store import LocalStore
+    from kvbridge.registry.store import LocalStore
 
     listed(filled)
     other = LocalStore(filled.home)

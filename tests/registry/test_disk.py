@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvbridge.errors import StoreError
-from kvbridge.registry.store.store import LocalStore
+from kvbridge.registry.store import LocalStore
 from tests.registry import assets
 
 

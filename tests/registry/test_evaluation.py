@@ -7,9 +7,9 @@ import json
 import pytest
 
 from kvbridge.errors import CorruptFile, Refused, UnknownSchema
+from kvbridge.registry.hub import Hub
 from kvbridge.registry.hub.evaluation import CONTROLS, evaluation
-from kvbridge.registry.hub.hub import Hub
-from kvbridge.registry.store.store import LocalStore
+from kvbridge.registry.store import LocalStore
 from tests.registry import assets
 
 REPO = "org/pair"

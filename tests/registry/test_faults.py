@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.faults import ptrace
 from benchmarks.faults.powerloss import Machine
-from kvbridge.registry.store.store import LocalStore
+from kvbridge.registry.store import LocalStore
 from tests.registry import assets
 
 WHY_NOT = ptrace.available()

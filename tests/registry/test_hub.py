@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvbridge.errors import CorruptFile, Refused, StoreError, TransferFailed
-from kvbridge.registry.hub.hub import Hub
-from kvbridge.registry.store.store import LocalStore
+from kvbridge.registry.hub import Hub
+from kvbridge.registry.store import LocalStore
 from tests.registry import assets
 
 REPO = "org/pair"

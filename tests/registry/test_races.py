@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from kvbridge.errors import TransferFailed
-from kvbridge.registry.hub.hub import Hub
+from kvbridge.registry.hub import Hub
+from kvbridge.registry.store import LocalStore
 from kvbridge.registry.store.disk import Disk
 from kvbridge.registry.store.refs import Refs
-from kvbridge.registry.store.store import LocalStore
 from tests.registry import assets
 
 

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from kvbridge.errors import Refused, UsageError
-from kvbridge.registry.hub.hub import Hub
-from kvbridge.registry.store.admission import Policy
+from kvbridge.registry.hub import Hub
+from kvbridge.registry.store import LocalStore
+from kvbridge.registry.store.admission import AdmissionPolicy
 from kvbridge.registry.store.kinds import folder_files
 from kvbridge.registry.store.refs import Refs
 from kvbridge.registry.store.signing import sign, verify_statement
-from kvbridge.registry.store.store import LocalStore
 
 pytest.importorskip("model_signing", reason="needs the package model-signing (extra `sign`)")
 
@@ -41,7 +41,7 @@ def keys(tmp_path):
 @pytest.fixture
 def strict(tmp_path, keys):
     return LocalStore(
-        tmp_path / "strict", Policy(require_signature=True, public_keys=(keys[0][1],))
+        tmp_path / "strict", AdmissionPolicy(require_signature=True, public_keys=(keys[0][1],))
     )
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvbridge.errors import CorruptFile, NotInStore, Refused, StoreError, UsageError
-from kvbridge.registry.store.store import LocalStore, default_home
+from kvbridge.registry.store import LocalStore, default_home
 from tests.registry import assets
 
 SENDER, RECEIVER = assets.geometry("org/sender"), assets.geometry("org/receiver", width=6)
@@ -269,8 +269,9 @@ def test_an_ambiguous_name_is_a_usage_error(store, tmp_path):
 def test_reading_the_store_loads_no_torch(store, asset):
     store.publish(asset)
     code = (
-        "import sys; from kvbridge.registry.store.store import LocalStore; from kvbridge.registry.hub import hub; from kvbridge.cli import registry; "
-        f"s = LocalStore({str(store.home)!r}); print(len(s.entries()), s.verify(s.entries()[0].ref.digest).kind); "
+        "import sys; import kvbridge.cli.registry, kvbridge.registry.hub.hub; "
+        f"from kvbridge.registry.store import LocalStore; s = LocalStore({str(store.home)!r}); "
+        "print(len(s.entries()), s.verify(s.entries()[0].ref.digest).kind); "
         "print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -294,9 +295,9 @@ def test_an_empty_store_answers(store):
 
 
 def test_policy_limits(tmp_path, asset):
-    from kvbridge.registry.store.admission import Policy
+    from kvbridge.registry.store.admission import AdmissionPolicy
 
-    for policy in (Policy(max_weights_bytes=100), Policy(max_tensors=3)):
+    for policy in (AdmissionPolicy(max_weights_bytes=100), AdmissionPolicy(max_tensors=3)):
         store = LocalStore(tmp_path / "home", policy)
         with pytest.raises((Refused, CorruptFile), match="more than the"):
             store.publish(asset)
