@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from kvbridge.errors import CorruptFile, NotInStore, Refused, StoreError, UsageError
+from kvbridge.format import TRANSLATOR
 from kvbridge.registry.store import LocalStore, default_home
 from tests.registry import assets
 
@@ -122,7 +124,8 @@ def test_publishing_over_a_damaged_object_replaces_it(store, asset):
 
 def test_an_intact_object_that_this_version_refuses_stays(store, asset, monkeypatch):
     ref = store.publish(asset)
-    monkeypatch.setattr("kvbridge.asset.manifest.SCHEMA", "kvbridge.translator/2")
+    other = replace(TRANSLATOR, schema="kvbridge.translator/2")
+    monkeypatch.setattr("kvbridge.asset.manifest.TRANSLATOR", other)
     with pytest.raises(Exception, match="use the matching kvbridge"):
         store.verify(ref.digest)
     assert store.path(ref.digest).is_dir()
