@@ -1,7 +1,10 @@
-"""From the bytes of a JSON file to a typed, frozen object, or to one line that says what is wrong.
+"""From the bytes of a JSON file to a typed object, or to one line that says what is wrong. No torch.
 
-`parse_json` bounds what is built and refuses what JSON readers disagree on; `convert` then checks
-types strictly: nothing is coerced, no field is missing or unknown. No torch.
+A file is described by a dataclass: its fields are the file's, its annotations (`Annotated` with
+`msgspec.Meta`, `Literal`, nested dataclasses) say what may stand in each, and a `__post_init__` that
+raises ValueError states what no type can. `parse_json` bounds what is built and refuses what JSON
+readers disagree on; `convert` then checks strictly: nothing is coerced but a whole number to a
+float, and no field is missing or unknown. A field that may be missing is `T | UnsetType = UNSET`.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from kvbridge.errors import CorruptFile, UnknownSchema
 from kvbridge.files import regular
@@ -36,15 +40,6 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 ShortName = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what a file holds: frozen, and read strictly. A `__post_init__` that raises ValueError
-    states what no type can; its message reaches the reader with the path to the object."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; `convert` is the inverse."""
-        return msgspec.to_builtins(self)
-
-
 def one_of(*names: str) -> Meta:
     """For `Annotated[str, one_of(...)]`: one of these names."""
     return Meta(pattern=rf"\A({'|'.join(map(re.escape, names))})\Z")
@@ -61,22 +56,55 @@ def convert(body: object, kind: type[T], name: str) -> T:
     The message names the file, the path within it, what was expected and, cut, what was found.
     """
     try:
-        return msgspec.convert(body, kind)
+        value = msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{name}: {_told(str(error), body)}") from error
+    _check_fields(body, value, name, "")
+    return value
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON types of an object that `convert` can give; fields that are UNSET are left out."""
+    if is_dataclass(value):
+        members = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: to_json(member) for name, member in members.items() if member is not UNSET}
+    if isinstance(value, Mapping):
+        return {name: to_json(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(member) for member in value]
+    return value
 
 
 def check_schema(body: object, schema: str | int, name: str, advice: str = "") -> dict[str, Any]:
     """`body` itself, an object of that schema. Raises CorruptFile where it names none, UnknownSchema
     where it names another."""
+    advice = advice or "use the matching kvbridge"
     if not isinstance(body, dict) or "schema" not in body:
-        raise CorruptFile(f"{name}: expected schema {schema}, found none{advice and f'; {advice}'}")
+        raise CorruptFile(f"{name}: expected schema {schema}, found none; {advice}")
     if type(body["schema"]) is not type(schema) or body["schema"] != schema:
-        raise UnknownSchema(
-            f"{name}: expected schema {schema}, found {_SHORT.repr(body['schema'])}"
-            f"; {advice or 'use the matching kvbridge'}"
-        )
+        named = _SHORT.repr(body["schema"])
+        raise UnknownSchema(f"{name}: expected schema {schema}, found {named}; {advice}")
     return body
+
+
+def _check_fields(body: Any, value: object, name: str, path: str) -> None:
+    """Raises CorruptFile where an object in `body` has other fields than the dataclass that it became:
+    msgspec passes over unknown ones and fills in defaults."""
+    if is_dataclass(value):
+        members = {field.name: getattr(value, field.name) for field in fields(value)}
+        wanted = {member for member, held in members.items() if held is not UNSET}
+        if body.keys() != wanted:
+            odd = ", ".join(sorted(ascii(field)[:40] for field in body.keys() ^ wanted)[:6])
+            at = f" at {path.removeprefix('.')}" if path else ""
+            raise CorruptFile(f"{name}: unexpected or missing fields{at}: {odd}")
+        for member in wanted:
+            _check_fields(body[member], members[member], name, f"{path}.{member}")
+    elif isinstance(value, tuple):
+        for index, member in enumerate(value):
+            _check_fields(body[index], member, name, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            _check_fields(body[key], member, name, f"{path}[{ascii(key)[:40]}]")
 
 
 def _told(message: str, body: object) -> str:
@@ -84,18 +112,17 @@ def _told(message: str, body: object) -> str:
     what, _, where = message.partition(" - at `$")
     path = where.removesuffix("`")
     at = f" at {path.removeprefix('.')}" if path else ""
-    value, whole = _value_at(body, path)
-    wanted, got, kind = what.partition(", got ")
-    if what.startswith("Expected") and whole:
-        told = f"{wanted[0].lower()}{wanted[1:]}{at}, found {_SHORT.repr(value)}"
-    elif got:
-        told = f"{wanted[0].lower()}{wanted[1:]}{at}, found {kind}"
-    else:
-        told = f"{what[0].lower()}{what[1:]}{at}"
+    value, is_whole = _value_at(body, path)
+    wanted, _, kind = what.partition(", got ")
+    told = f"{wanted[:1].lower()}{wanted[1:]}{at}"
+    if is_whole and what.startswith("Expected"):
+        told += f", found {_SHORT.repr(value)}"
+    elif kind:
+        told += f", found {kind}"
     return "".join(c if c.isprintable() else "?" for c in told.replace("`", ""))[:300]
 
 
-def _value_at(body: object, path: str) -> tuple[Any, bool]:
+def _value_at(body: Any, path: str) -> tuple[Any, bool]:
     """The value at a path as msgspec writes it, and whether the path leads there: it does not through
     the values of a mapping, which msgspec leaves unnamed."""
     position = 0
@@ -103,10 +130,7 @@ def _value_at(body: object, path: str) -> tuple[Any, bool]:
         if step.start() != position:
             return None, False
         field, index = step.groups()
-        try:
-            body = body[field] if field else body[int(index)]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):
-            return None, False
+        body = body[field] if field else body[int(index)]
         position = step.end()
     return body, position == len(path)
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from kvbridge.errors import CorruptFile
+from msgspec import Meta
+
+from kvbridge import codec
+from kvbridge.codec import Count
+from kvbridge.errors import UsageError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+"""Bytes of a cached number, by the model's dtype."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +24,8 @@ class Stream:
     """One cached tensor of a layer, `[tokens, heads, width]`."""
 
     name: str
-    heads: int
-    width: int
+    heads: Count
+    width: Count
     rotated: bool
 
     @property
@@ -31,10 +38,14 @@ class Stream:
 class LayerGeometry:
     """One decoder layer: its kind (`full` or `sliding`), window in tokens, streams and weights digest."""
 
-    kind: str
-    streams: tuple[Stream, ...]
-    window_tokens: int | None
+    kind: Annotated[str, codec.one_of("full", "sliding")]
+    streams: Annotated[tuple[Stream, ...], Meta(min_length=1)]
+    window_tokens: Count | None
     weights_digest: str
+
+    def __post_init__(self) -> None:
+        if len({stream.name for stream in self.streams}) != len(self.streams):
+            raise UsageError(f"expected each stream of a layer once, found {self.streams}")
 
     def stream(self, name: str) -> Stream:
         """The stream of that name; KeyError where the layer has none."""
@@ -49,21 +60,21 @@ class KVGeometry:
     """The contract of a model's cache: shapes and everything that alters a value in it.
 
     `weights_digest` covers every tensor (adapters included), `embedding_digest` what enters layer 0,
-    each layer's digest its own tensors. `attention_heads` counts query heads per layer, `layer_parameters` the numbers
-    in all decoder layers together.
+    each layer's digest its own tensors. `attention_heads` counts query heads per layer, `layer_parameters`
+    the numbers in all decoder layers together.
     """
 
     model_id: str
     commit: str
     architecture: str
-    dtype: str
-    hidden_size: int
-    attention_heads: int
-    max_positions: int
-    vocabulary: int
-    parameters: int
-    layer_parameters: int
-    layers: tuple[LayerGeometry, ...]
+    dtype: Annotated[str, codec.one_of(*DTYPE_BYTES)]
+    hidden_size: Count
+    attention_heads: Count
+    max_positions: Count
+    vocabulary: Count
+    parameters: Count
+    layer_parameters: Count
+    layers: Annotated[tuple[LayerGeometry, ...], Meta(min_length=1)]
     tokenizer_digest: str
     rope_digest: str
     config_digest: str
@@ -83,96 +94,18 @@ class KVGeometry:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of cache per token, all layers and streams."""
-        size = {"float32": 4, "float64": 8}.get(self.dtype, 2)
-        return size * sum(stream.features for layer in self.layers for stream in layer.streams)
+        numbers = sum(stream.features for layer in self.layers for stream in layer.streams)
+        return DTYPE_BYTES[self.dtype] * numbers
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is its inverse."""
-        body = asdict(self)
-        body["layers"] = [
-            {**layer, "streams": [dict(stream) for stream in layer["streams"]]}
-            for layer in body["layers"]
-        ]
-        body["adapters"] = list(self.adapters)
-        return body
+        return codec.to_json(self)
 
     @classmethod
-    def from_json(cls, body: Any) -> KVGeometry:
-        """Raises CorruptFile when a field is missing, unknown, of another type or out of range."""
-        try:
-            layers = tuple(_layer(layer) for layer in _of(list, _exactly(cls, body)["layers"]))
-            rest = {
-                name: value for name, value in body.items() if name not in ("layers", "adapters")
-            }
-            for name, value in rest.items():
-                if name in _COUNTS:
-                    _count(value)
-                elif not (name == "licence" and value is None):
-                    _of(str, value)
-            if not layers or rest["dtype"] not in _DTYPES:
-                raise TypeError(
-                    f"expected layers and a dtype of {', '.join(_DTYPES)}, found {rest['dtype']:.40}"
-                )
-            return cls(
-                **rest,
-                layers=layers,
-                adapters=tuple(_of(str, a) for a in _of(list, body["adapters"])),
-            )
-        except TypeError as error:
-            raise CorruptFile(
-                f"expected the geometry of a model, found something else: {str(error)[:200]}"
-            ) from error
-
-
-_COUNTS = (
-    "hidden_size",
-    "attention_heads",
-    "max_positions",
-    "vocabulary",
-    "parameters",
-    "layer_parameters",
-)
-
-
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
-_KINDS = ("full", "sliding")
-
-
-def _layer(body: Any) -> LayerGeometry:
-    """One layer out of JSON; raises TypeError."""
-    window = _exactly(LayerGeometry, body)["window_tokens"]
-    streams = tuple(
-        Stream(_of(str, s["name"]), _count(s["heads"]), _count(s["width"]), _of(bool, s["rotated"]))
-        for s in (_exactly(Stream, one) for one in _of(list, body["streams"]))
-    )
-    if body["kind"] not in _KINDS or not streams:
-        raise TypeError(
-            f"expected a layer of kind {' or '.join(_KINDS)} with streams, found {str(body)[:80]}"
-        )
-    if len({s.name for s in streams}) != len(streams):
-        raise TypeError("expected each stream of a layer once")
-    window_tokens = None if window is None else _count(window)
-    return LayerGeometry(body["kind"], streams, window_tokens, _of(str, body["weights_digest"]))
-
-
-def _exactly(kind: type, body: Any) -> dict[str, Any]:
-    """`body` itself; raises TypeError unless it maps exactly the fields of `kind`."""
-    if set(_of(dict, body)) != {f.name for f in fields(kind)}:
-        raise TypeError(f"unexpected or missing fields in {str(body)[:80]}")
-    return body
-
-
-def _count(value: Any) -> int:
-    """A number from 1 to 2⁶³ − 1."""
-    if not 1 <= _of(int, value) < 1 << 63:
-        raise TypeError(f"expected a number of at least 1, found {str(value)[:40]}")
-    return value
-
-
-def _of(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"expected {kind.__name__}, found {repr(value)[:80]}")
-    return value
+    def from_json(cls, body: object, name: str = "geometry of a model") -> KVGeometry:
+        """Raises CorruptFile naming `name` where a field is missing, unknown, of another type or out of
+        range."""
+        return codec.convert(body, cls, name)
 
 
 def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
@@ -193,8 +126,8 @@ def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
     if not same_inputs:
         return 0
     count = 0
-    for ours, theirs in zip(sender.layers, receiver.layers, strict=False):
-        if ours != theirs:
+    for sender_layer, receiver_layer in zip(sender.layers, receiver.layers, strict=False):
+        if sender_layer != receiver_layer:
             break
         count += 1
     return count

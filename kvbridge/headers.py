@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, BinaryIO
 
-from kvbridge.codec import parse_json
+from msgspec import Meta
+
+from kvbridge import codec
+from kvbridge.codec import Index
 from kvbridge.errors import CorruptFile
 from kvbridge.files import regular
-from kvbridge.format import MAX_HEADER_BYTES, MAX_RANK
-
-
-@dataclass(frozen=True)
-class Header:
-    """A safetensors header: metadata, and dtype, shape and byte range of each tensor."""
-
-    metadata: dict[str, str]
-    tensors: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]
-
+from kvbridge.format import MAX_HEADER_BYTES, MAX_RANK, METADATA_KEY
 
 _DTYPE_BYTES = {
     "F64": 8,
@@ -35,13 +31,35 @@ _DTYPE_BYTES = {
 }
 
 
+@dataclass(frozen=True)
+class Header:
+    """A safetensors header: metadata, and dtype, shape and byte range of each tensor."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a header says of one tensor."""
+
+    dtype: Annotated[str, codec.one_of(*_DTYPE_BYTES)]
+    shape: Annotated[tuple[Index, ...], Meta(max_length=MAX_RANK)]
+    data_offsets: tuple[Index, Index]
+
+    def __post_init__(self) -> None:
+        start, stop = self.data_offsets
+        if stop - start != math.prod(self.shape) * _DTYPE_BYTES[self.dtype]:
+            raise ValueError(f"offsets {start}, {stop} do not hold {self.dtype} {self.shape}")
+
+
 def check_safetensors_header(
     path: Path, *, max_tensors: int, max_bytes: int | None = None
 ) -> Header:
     """Reads and checks a safetensors header alone. Raises CorruptFile.
 
-    Checked before any tensor is allocated: header and file size, tensor count, dtypes, and byte ranges that follow
-    one another without gap or overlap up to the file's end.
+    Checked before any tensor is allocated: header and file size, tensor count, dtypes, and byte
+    ranges that follow one another without gap or overlap up to the file's end.
     """
     regular(path)
     try:
@@ -61,45 +79,47 @@ def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors
         raise CorruptFile(
             f"{name}: header of {length} bytes does not fit (file {size}, limit {MAX_HEADER_BYTES})"
         )
-    body = parse_json(file.read(length), name)
+    body = codec.parse_json(file.read(length), name)
     if not isinstance(body, dict):
         raise CorruptFile(f"{name}: expected a JSON object as header")
-    metadata = body.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CorruptFile(f"{name}: header metadata must map strings to strings")
+    metadata = codec.convert(body.pop("__metadata__", {}), dict[str, str], f"{name}: metadata")
     if len(body) > max_tensors:
         raise CorruptFile(f"{name}: {len(body)} tensors, more than the {max_tensors} allowed")
-    tensors = {tensor: _header_entry(tensor, entry, name) for tensor, entry in body.items()}
-    at = 0
-    for start, stop in sorted(where for _, _, where in tensors.values()):
-        if start != at:
-            raise CorruptFile(f"{name}: tensors overlap or leave a gap at byte {at}")
-        at = stop
-    if at != size - 8 - length:
-        raise CorruptFile(
-            f"{name}: tensors end at byte {at}, data at {size - 8 - length} (truncated or padded)"
-        )
+    tensors = {}
+    for tensor, said in body.items():
+        entry = codec.convert(said, Entry, f"{name}: tensor {tensor[:80]!r}")
+        tensors[tensor] = (entry.dtype, entry.shape, entry.data_offsets)
+    _check_ranges([where for _, _, where in tensors.values()], size - 8 - length, name)
     return Header(metadata, tensors)
 
 
-def _header_entry(
-    tensor: str, entry: Any, name: str
-) -> tuple[str, tuple[int, ...], tuple[int, int]]:
-    try:
-        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        count = 1
-        for n in shape:
-            if type(n) is not int or not 0 <= n < 1 << 63 or len(shape) > MAX_RANK:
-                raise ValueError(f"shape {str(shape)[:80]}")
-            count *= n
-        if (
-            type(start) is not int
-            or type(stop) is not int
-            or stop - start != count * _DTYPE_BYTES[dtype]
-        ):
-            raise ValueError(f"offsets {str((start, stop))[:80]} do not hold {dtype} {shape}")
-    except (KeyError, TypeError, ValueError) as error:
+def _check_ranges(ranges: list[tuple[int, int]], data_bytes: int, name: str) -> None:
+    """Raises CorruptFile unless the ranges follow one another from 0 to `data_bytes`."""
+    at = 0
+    for start, stop in sorted(ranges):
+        if start != at:
+            raise CorruptFile(f"{name}: tensors overlap or leave a gap at byte {at}")
+        at = stop
+    if at != data_bytes:
         raise CorruptFile(
-            f"{name}: tensor {tensor[:80]!r} is malformed: {str(error)[:200]}"
-        ) from error
-    return dtype, shape, (start, stop)
+            f"{name}: tensors end at byte {at}, data at {data_bytes} (truncated or padded)"
+        )
+
+
+def expect_tensors(
+    header: Header, shapes: Mapping[str, tuple[int, ...]], owner: str, name: str
+) -> None:
+    """Raises CorruptFile unless the header holds exactly tensors of these names and shapes, which the
+    `owner` (`the manifest`) announces."""
+    held = {tensor: shape for tensor, (_, shape, _) in header.tensors.items()}
+    if held != shapes:
+        names = held.keys() | shapes.keys()
+        odd = sorted(ascii(t)[1:81] for t in names if held.get(t) != shapes.get(t))
+        raise CorruptFile(f"{name}: tensors do not match {owner}: {', '.join(odd[:4])}")
+
+
+def expect_binding(header: Header, binding: str, owner: str, name: str) -> None:
+    """Raises CorruptFile unless the metadata carries the digest of what describes these tensors, the
+    `owner` (`this manifest`): equal shapes are no proof."""
+    if header.metadata != {METADATA_KEY: binding}:
+        raise CorruptFile(f"{name}: these tensors are not of {owner}; fetch or make it again")
