@@ -15,8 +15,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
+def test_the_example_comes_soon_and_the_terms_before_the_first_table() -> None:
+    lines = README.read_text("utf-8").splitlines()
+    assert lines.index("```") < 25
+    first_table = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    assert sum(line.startswith("- **") for line in lines[:first_table]) == 6
+
+
 def test_the_library_example_runs_and_translates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (example,) = blocks("python")
     assert (
@@ -26,6 +33,11 @@ def test_the_library_example_runs_and_translates(
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(example, str(README), "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    shown = blocks("text")[0].splitlines()
+    assert printed[-3:-1] == shown[:2], (
+        "decision and fidelity; words differ from machine to machine"
+    )
     handoff = names["handoff"]
     assert handoff.decision.verdict == "use_approximate"  # type: ignore[attr-defined]
     assert handoff.provenance.fidelity == "approximate"  # type: ignore[attr-defined]
