@@ -18,8 +18,9 @@ from pathlib import Path
 
 import kvbridge
 from kvbridge.errors import KVBridgeError
+from kvbridge.eval.pair import fitted_asset, run_pair
+from kvbridge.eval.run.config import RunConfig
 from kvbridge.eval.run.latency import break_even, longest_text, measure_latency
-from kvbridge.eval.run.pair import fitted_asset, run_pair
 from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.items import RawItem, read_raw
 from kvbridge.fitting.config import FitConfig
@@ -115,10 +116,8 @@ def run(out: Path, size: Size, config: FitConfig, latency: bool) -> None:
         fitted,
         items,
         out,
-        command=command,
+        RunConfig(command=command, progress=counted("items"), processes=2),
         excluded=excluded,
-        progress=counted("items"),
-        processes=2,
     )
     say(f"{time.perf_counter() - start:.0f} s in all")
     show(summary, False)

@@ -15,12 +15,13 @@ from transformers import DynamicCache
 
 from kvbridge.cache.prefill import capture, run_decoder
 from kvbridge.cache.snapshot import KVSnapshot
+from kvbridge.clock import Stopwatch
 from kvbridge.errors import EvalError
 from kvbridge.eval.conditions.plans import TAILS, check_names, named, parsed
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.conditions.sharing import SharedTranslator
 from kvbridge.eval.tasks.items import Item
-from kvbridge.eval.tasks.start import Start, Stopwatch, forward
+from kvbridge.eval.tasks.start import Start, forward
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import forward_flops, prefill_flops
 from kvbridge.handoff.result import Handoff
@@ -80,7 +81,7 @@ def sender(prompt: Prompt) -> Start:
         config=model.model.config,
     )
     count = len(snapshot)
-    watch = Stopwatch(model)
+    watch = Stopwatch(model.device)
     logits = forward(model, snapshot.token_ids[None, -1:], cache, count - 1, keep=1)[0, -1].float()
     share = forward_flops(model.geometry, 1, count - 1, head=True) / prompt.prefill_flops
     return Start(model, logits, cache, count, watch.ms(), share)
@@ -133,7 +134,7 @@ def gated(prompt: Prompt) -> Start:
         raise EvalError("the condition gated needs a gate")
     if setup.ladder is None:
         return _handed(prompt, setup.gated, snapshot, setup.plan.tail)
-    watch = Stopwatch(setup.receiver)
+    watch = Stopwatch(setup.receiver.device)
     handoff, rung = setup.ladder.climb(snapshot, prompt.item.prompt)
     return _went_on(prompt, handoff, watch, tail=rung.plan.tail)
 
@@ -175,7 +176,7 @@ def _prefill(
 ) -> Start:
     """A dense prefill of the sinks and of everything from `tail_from` on, each at its own position."""
     cache = DynamicCache(config=model.model.config)
-    watch = Stopwatch(model)
+    watch = Stopwatch(model.device)
     if sinks:
         run_decoder(model, ids[None, :sinks], cache=cache)
     logits = forward(model, ids[None, tail_from:], cache, tail_from, keep=1)[0, -1].float()
@@ -185,7 +186,7 @@ def _prefill(
 @torch.no_grad()
 def _handed(prompt: Prompt, bridge: Bridge, snapshot: KVSnapshot, tail: int) -> Start:
     plan = replace(prompt.setup.plan, tail=tail)
-    watch = Stopwatch(prompt.setup.receiver)
+    watch = Stopwatch(prompt.setup.receiver.device)
     handoff = bridge.handoff(snapshot, prompt.item.prompt, repair=plan)
     decision = handoff.decision
     if not decision.accepted and bridge.gate is None and decision.reason != "too_short":

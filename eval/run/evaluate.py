@@ -15,17 +15,15 @@ from kvbridge.errors import CorruptFile, EvalError, KVBridgeError
 from kvbridge.eval.conditions.plans import check_names, ordered
 from kvbridge.eval.conditions.routes import CONDITIONS, Prompt, condition
 from kvbridge.eval.conditions.setup import Setup
-from kvbridge.eval.report.summary import summarise, write_summary
-from kvbridge.eval.run.rows import Row, RowWriter, read_rows
+from kvbridge.eval.run.config import RunConfig
+from kvbridge.eval.run.rows import Row, RowWriter
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
 from kvbridge.eval.tasks.chosen import Excluded, donors
 from kvbridge.eval.tasks.items import Item
 from kvbridge.files import write_file
-from kvbridge.format import RUN_META, RUN_ROWS, RUN_SUMMARY
+from kvbridge.format import RUN_META, RUN_ROWS
 from kvbridge.geometry import digest_json
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -46,21 +44,23 @@ def evaluate(
     items: Sequence[Item],
     out: Path,
     *,
-    conditions: Sequence[str] | None = None,
+    config: RunConfig | None = None,
     excluded: Sequence[Excluded] = (),
     meta: dict[str, Any] | None = None,
-    progress: Progress | None = None,
     compute: Compute | None = None,
-    data: str | None = None,
 ) -> Path:
-    """Runs every condition on every item and appends what is missing to `out/rows.jsonl`; returns that path.
+    """Runs every condition of `config` on every item and appends what is missing to
+    `out/rows.jsonl`; returns that path.
 
-    Without `conditions` those of `setup.defaults()`. A cut run continues. Raises EvalError for unknown conditions, too few items, or rows of another pair; a row that
-    cannot be computed is written as excluded with its reason. `data`, a digest of the texts that the items are from,
-    refuses to continue a run of other texts. `compute` takes jobs and gives their rows in order, by
-    default here and now (kvbridge.eval.run.workers: on several processes).
+    Without conditions those of `setup.defaults()`. A cut run continues; a row that cannot be computed
+    is written as excluded with its reason. `meta` goes into the run's description. `compute` takes
+    jobs and gives their rows in order, by default here and now (kvbridge.eval.run.workers: on several
+    processes). Raises EvalError for unknown conditions, too few items, or rows of another pair or of
+    other texts.
     """
-    conditions = tuple(ordered(setup.defaults() if conditions is None else conditions))
+    config = config or RunConfig()
+    wanted = setup.defaults() if config.conditions is None else config.conditions
+    conditions = tuple(ordered(wanted))
     check_names(conditions, CONDITIONS)
     if len({item.document for item in items}) < 2:
         raise EvalError(
@@ -74,7 +74,7 @@ def evaluate(
             **(meta or {}),
             "pair": pair_meta(setup),
             "items": used,
-            "data": _same_data(out / RUN_META, data, writer),
+            "data": _same_data(out / RUN_META, config.data, writer),
         }
         write_file(out / RUN_META, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
         for lost in excluded:
@@ -89,11 +89,12 @@ def evaluate(
             missing = tuple(c for c in conditions if (item.id, item.task, c) not in writer.done)
             if missing:
                 jobs.append(Job(pair, item, others[item.id], missing))
-        found = (item_rows(setup, job) for job in jobs) if compute is None else compute(jobs)
-        for number, rows in enumerate(found, len(items) - len(jobs) + 1):
+        here = (item_rows(setup, job) for job in jobs)
+        computed = here if compute is None else compute(jobs)
+        for number, rows in enumerate(computed, len(items) - len(jobs) + 1):
             writer.write_all(rows)
-            if progress is not None:
-                progress(number, len(items), rows[0].task)
+            if config.progress is not None:
+                config.progress(number, len(items), rows[0].task)
     return out / RUN_ROWS
 
 
@@ -143,18 +144,6 @@ def check_run(out: Path, translator: str, data: str) -> None:
         out, "of another translator", before.get("pair", {}).get("translator_digest"), translator
     )
     _check_same(out, "of other texts", before.get("data"), data)
-
-
-def finish(out: Path, *, texts: dict[str, str] | None = None) -> dict[str, Any]:
-    """Summary, report and Markdown from the rows alone; returns the summary."""
-    from kvbridge.eval.report.page import write_report
-
-    meta = json.loads((out / RUN_META).read_text("utf-8"))
-    rows = read_rows(out / RUN_ROWS).rows
-    summary = summarise(rows, meta)
-    write_summary(out / RUN_SUMMARY, summary)
-    write_report(out, summary, rows, meta, texts=texts)
-    return summary
 
 
 def pair_digest(setup: Setup) -> str:

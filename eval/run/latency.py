@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from kvbridge.cache.prefill import capture
-from kvbridge.eval.tasks.start import Stopwatch, forward
+from kvbridge.clock import Stopwatch
+from kvbridge.eval.tasks.start import forward
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import prefill_flops
 from kvbridge.handoff.repair import RepairPlan
@@ -69,11 +70,11 @@ def measure_latency(
         snapshot = capture(sender, part)
         handed, dense, flops = [], [], 0
         for turn in range(repeats + 1):
-            watch = Stopwatch(receiver)
+            watch = Stopwatch(receiver.device)
             handoff = bridge.handoff(snapshot, part, repair=plan)
             forward(receiver, handoff.remaining_ids, handoff.cache, handoff.cached, keep=1)
             first = watch.ms()
-            watch = Stopwatch(receiver)
+            watch = Stopwatch(receiver.device)
             receiver.model(ids[None].to(receiver.device), use_cache=True, logits_to_keep=1)
             second = watch.ms()
             flops = handoff.decision.predicted_flops or 0

@@ -15,7 +15,7 @@ SEQUENCES = 16
 
 
 @dataclass(frozen=True)
-class Data:
+class FleetData:
     """What a screening uses: documents to fit on (with their splits, or split by `fractions`) and rows to make held-out
     items of."""
 
@@ -29,7 +29,7 @@ class Data:
         return list(itertools.islice(train, SEQUENCES))
 
 
-def screen_data(source: str, fractions: tuple[float, float, float]) -> Data:
+def screen_data(source: str, fractions: tuple[float, float, float]) -> FleetData:
     """Documents and held-out rows of one source, each row in one split: texts as they are, questions with their answer as
     running text. Rows of the test split become items, those that say nothing usable among them, which are counted out
     later. Raises DataError, and EvalError for a row of no known kind."""
@@ -47,4 +47,4 @@ def screen_data(source: str, fractions: tuple[float, float, float]) -> Data:
                 raws.append(raw)
             yield document
 
-    return Data(list(read_documents(documents())), raws, fractions)
+    return FleetData(list(read_documents(documents())), raws, fractions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 
 from kvbridge.cache.prefill import capture_batch
 from kvbridge.errors import EvalError, KVBridgeError
+from kvbridge.eval.pair import fitted_asset, run_pair
+from kvbridge.eval.run.config import RunConfig
 from kvbridge.eval.run.latency import break_even, longest_text, measure_latency
-from kvbridge.eval.run.pair import fitted_asset, run_pair
-from kvbridge.eval.screen.data import Data
+from kvbridge.eval.screen.data import FleetData
 from kvbridge.eval.screen.report import write_fleet_report
 from kvbridge.eval.screen.similarity import canonical_correlations, linear_cka, r2_over_tokens
 from kvbridge.eval.screen.verdicts import Screened, screening_summary
@@ -128,22 +130,31 @@ def check_fleet(names: Sequence[str]) -> None:
         raise EvalError(f"expected two or more different models, found {', '.join(names)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScreenConfig:
+    """How a fleet is screened: each pair's `fit`, at most so many `items` per task, whether to stop
+    at predictors, whether to time handoffs, the `command` that reports show, and `processes` that
+    share the items."""
+
+    fit: FitConfig
+    items: int
+    command: str = ""
+    predict_only: bool = False
+    latency: bool = True
+    processes: int = 1
+
+
 def screen(
     models: Sequence[Model],
-    data: Data,
+    data: FleetData,
     out: Path,
+    config: ScreenConfig,
     *,
-    command: str,
-    config: FitConfig,
-    items: int,
-    predict_only: bool = False,
-    latency: bool = True,
     say: Callable[[str], None],
     progress: Any = None,
-    processes: int = 1,
 ) -> dict[str, Any]:
-    """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes `out/screening.json`,
-    `report.html` and `summary.md`.
+    """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes
+    `out/screening.json`, `report.html` and `summary.md`.
 
     A cut run continues: fitted assets and finished rows stay. A pair that is refused (by the fit, by what stands in its
     folder, for want of memory or items) is listed with the reason, and the others go on.
@@ -159,27 +170,22 @@ def screen(
             before = _predicted(folder, sender, receiver, data)
         except EXPECTED as error:
             say(f"no predictors: {error}")
-        if predict_only:
+        if config.predict_only:
             found.append(Screened(sender.name, receiver.name, before, refused="predicted only"))
             continue
         try:
-            fitted = fitted_asset(sender, receiver, data.documents, folder, config, say=say)
-            made, excluded = make_items(data.raws, sender, receiver, limit=items)
-            summary = run_pair(
-                sender,
-                receiver,
-                fitted,
-                made,
-                folder,
-                command=command,
-                excluded=excluded,
+            fitted = fitted_asset(sender, receiver, data.documents, folder, config.fit, say=say)
+            made, excluded = make_items(data.raws, sender, receiver, limit=config.items)
+            run = RunConfig(
+                command=config.command,
                 progress=progress,
-                processes=processes,
+                processes=config.processes,
                 predictors=before,
             )
-            tokens = (
-                _break_even(folder, fitted.asset, sender, receiver, data.raws) if latency else None
-            )
+            summary = run_pair(sender, receiver, fitted, made, folder, run, excluded=excluded)
+            tokens = None
+            if config.latency:
+                tokens = _break_even(folder, fitted.asset, sender, receiver, data.raws)
         except EXPECTED as error:
             say(f"refused: {error}")
             found.append(Screened(sender.name, receiver.name, before, refused=str(error)))
@@ -188,11 +194,11 @@ def screen(
         found.append(Screened(sender.name, receiver.name, before, summary, size, tokens))
     result = screening_summary(found)
     write_file(out / SCREENING_FILE, (json.dumps(result, indent=1, sort_keys=True) + "\n").encode())
-    write_fleet_report(out, result, command)
+    write_fleet_report(out, result, config.command)
     return result
 
 
-def _predicted(folder: Path, sender: Model, receiver: Model, data: Data) -> dict[str, float]:
+def _predicted(folder: Path, sender: Model, receiver: Model, data: FleetData) -> dict[str, float]:
     """Predictors of a pair, kept in `predictors.json` so that a cut run does not compute them again."""
     path = folder / PREDICTORS_FILE
     probe = data.probe()

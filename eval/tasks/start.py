@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,21 +82,3 @@ def forward(model: Model, ids: Tensor, cache: Any, position: int, keep: int = 0)
 def cached_tokens(cache: Any) -> int:
     """Tokens a cache has seen, sliding layers included."""
     return int(cache.get_seq_length())
-
-
-class Stopwatch:
-    """Milliseconds since construction, the device waited for."""
-
-    def __init__(self, model: Model) -> None:
-        self.cuda = model.device.type == "cuda"
-        self._wait()
-        self.start = time.perf_counter()
-
-    def _wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def ms(self) -> float:
-        """Milliseconds so far."""
-        self._wait()
-        return 1000 * (time.perf_counter() - self.start)

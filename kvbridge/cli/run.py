@@ -26,13 +26,13 @@ from kvbridge.eval.conditions.fixed_gates import FIXED_GATES
 from kvbridge.eval.conditions.plans import parsed, with_references
 from kvbridge.eval.conditions.routes import CONDITIONS
 from kvbridge.eval.conditions.setup import check_alike, plans_of
+from kvbridge.eval.pair import Fitted, fit_line, fitted_asset, run_pair
 from kvbridge.eval.report.display import Terminal
+from kvbridge.eval.run.config import RunConfig
 from kvbridge.eval.run.evaluate import check_run
 from kvbridge.eval.run.latency import Latency, break_even, longest_text, measure_latency
-from kvbridge.eval.run.pair import Fitted, fit_line, fitted_asset, run_pair
-from kvbridge.eval.screen.data import SEQUENCES, screen_data
-from kvbridge.eval.screen.data import Data as ScreenData
-from kvbridge.eval.screen.fleet import check_fleet, screen
+from kvbridge.eval.screen.data import SEQUENCES, FleetData, screen_data
+from kvbridge.eval.screen.fleet import ScreenConfig, check_fleet, screen
 from kvbridge.eval.screen.verdicts import screening_table
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.chosen import make_items
@@ -93,10 +93,12 @@ def run_demo(out: Path, items: int, latency: bool, as_json: bool) -> None:
         fitted,
         [*found, *asked],
         out,
-        command="kvbridge demo",
+        RunConfig(
+            command="kvbridge demo",
+            progress=counted("items"),
+            processes=min(2, os.cpu_count() or 1),
+        ),
         excluded=[*excluded, *left],
-        progress=counted("items"),
-        processes=min(2, os.cpu_count() or 1),
     )
     say(f"{time.perf_counter() - start:.0f} s in all; report: {out / RUN_REPORT}")
     if not as_json:
@@ -258,15 +260,17 @@ def run_eval(
         Fitted(asset, None),
         items,
         out,
-        command=" ".join(["kvbridge", *sys.argv[1:]]),
-        conditions=conditions,
+        RunConfig(
+            command=" ".join(["kvbridge", *sys.argv[1:]]),
+            conditions=conditions,
+            gate=gate,
+            plan=plan,
+            controls=controls,
+            progress=counted("items"),
+            processes=processes,
+            data=data_digest(raws),
+        ),
         excluded=excluded,
-        gate=gate,
-        plan=plan,
-        controls=controls,
-        progress=counted("items"),
-        processes=processes,
-        data=data_digest(raws),
     )
     say(f"report: {out / RUN_REPORT}")
     show(summary, as_json)
@@ -316,7 +320,7 @@ def run_screen(
     check_out(out)
     check_models(names, device)
     if data is None:
-        given = ScreenData(
+        given = FleetData(
             list(read_documents(DEMO_TEXTS)), [*demo_rows("test"), *demo_rows("recall")]
         )
     else:
@@ -326,14 +330,16 @@ def run_screen(
         models,
         given,
         out,
-        command=" ".join(["kvbridge", *sys.argv[1:]]),
-        config=config,
-        items=items,
-        predict_only=predict_only,
-        latency=latency,
+        ScreenConfig(
+            fit=config,
+            items=items,
+            command=" ".join(["kvbridge", *sys.argv[1:]]),
+            predict_only=predict_only,
+            latency=latency,
+            processes=processes,
+        ),
         say=say,
         progress=counted("items"),
-        processes=processes,
     )
     say(f"report: {out / RUN_REPORT}")
     if as_json:

@@ -35,6 +35,11 @@ TOP = ("eval", "cli")
 """`eval` may import the core and all branches, `cli` everything; nothing below imports them."""
 OUTSIDE = ("benchmarks", "recipes", "tests", "examples")
 """Not installed: they may import the package, which may not import them."""
+INSIDE = {
+    "registry": ("store", "hub"),
+    "eval": ("tasks", "conditions", "run", "statistics", "report", "pair", "screen"),
+}
+"""Folders (or modules) of a branch; each may import itself and those before it."""
 LIGHT = (
     "errors",
     "format",
@@ -97,9 +102,21 @@ def imported(tree: ast.Module) -> set[str]:
 IMPORTS = {name: imported(ast.parse(path.read_text("utf-8"))) for name, path in SOURCES.items()}
 
 
+def in_order(importer: str, target: str) -> bool:
+    """Whether two modules of one branch stand in the branch's own order."""
+    branch, *inner = importer.split(".")
+    inner_target = target.split(".")[1:]
+    if branch not in INSIDE or not inner or not inner_target:
+        return True
+    order = INSIDE[branch]
+    return order.index(inner_target[0]) <= order.index(inner[0])
+
+
 def allowed(importer: str, target: str) -> bool:
     importing, imported_room = room_of(importer), room_of(target)
-    if importing in ("cli", imported_room):
+    if importing == imported_room:
+        return in_order(importer, target)
+    if importing == "cli":
         return True
     if importing == "eval":
         return imported_room in (*CORE, *BRANCHES)
@@ -130,6 +147,11 @@ def test_the_rule_can_fail():
     assert not allowed("eval.run.evaluate", "cli.main")
     assert allowed("eval.run.evaluate", "gates.decide.policy")
     assert allowed("fitting.job", "fitting.data")
+    assert allowed("eval.report.page", "eval.run.rows")
+    assert not allowed("eval.run.evaluate", "eval.report.page")
+    assert not allowed("eval.report.page", "eval.pair")
+    assert allowed("eval.screen.fleet", "eval.pair")
+    assert not allowed("registry.store.store", "registry.hub.push")
     lazy = "def f():\n    from kvbridge.handoff import bridge\n    import kvbridge.errors\n    from kvbridge import Bridge\n"
     assert imported(ast.parse(lazy)) == {"handoff.bridge", "errors", ""}
     with pytest.raises(CycleError):
@@ -138,6 +160,9 @@ def test_the_rule_can_fail():
 
 def test_every_room_exists():
     assert {room_of(m) for m in SOURCES} == {*CORE, *BRANCHES, *TOP}
+    for branch, order in INSIDE.items():
+        inner = {m.split(".")[1] for m in SOURCES if m.startswith(f"{branch}.")}
+        assert inner == set(order)
 
 
 @pytest.mark.parametrize("name", LIGHT)

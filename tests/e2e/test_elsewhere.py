@@ -17,8 +17,8 @@ from kvbridge.cli.gate import samples_of
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.run.evaluate import evaluate
 from kvbridge.eval.run.latency import longest_text, measure_latency
-from kvbridge.eval.screen.data import Data
-from kvbridge.eval.screen.fleet import screen
+from kvbridge.eval.screen.data import FleetData
+from kvbridge.eval.screen.fleet import ScreenConfig, screen
 from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.items import demo_rows
 from kvbridge.fitting.data import Document, read_documents
@@ -220,13 +220,9 @@ def test_a_screening(tmp_path: Path) -> None:
     with Pretend():
         result = screen(
             pair,
-            Data(documents(), list(demo_rows("test"))),
+            FleetData(documents(), list(demo_rows("test"))),
             tmp_path,
-            command="",
-            config=CONFIG,
-            items=4,
-            predict_only=True,
-            latency=False,
+            ScreenConfig(fit=CONFIG, items=4, predict_only=True, latency=False),
             say=lambda _: None,
         )
     assert len(result["pairs"]) == 2

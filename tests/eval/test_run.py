@@ -16,9 +16,11 @@ from kvbridge.errors import DataError, EvalError
 from kvbridge.eval.conditions.plans import DEFAULT
 from kvbridge.eval.conditions.routes import CONDITIONS, Prompt
 from kvbridge.eval.conditions.setup import Setup
-from kvbridge.eval.run.evaluate import evaluate, finish
+from kvbridge.eval.pair import Fitted, run_pair
+from kvbridge.eval.report.finish import finish
+from kvbridge.eval.run.config import RunConfig
+from kvbridge.eval.run.evaluate import evaluate
 from kvbridge.eval.run.latency import Latency, break_even, measure_latency
-from kvbridge.eval.run.pair import Fitted, run_pair
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
 from kvbridge.eval.tasks.chosen import make_items
@@ -123,10 +125,10 @@ def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(setup(), items(), tmp_path, conditions=conditions, progress=stop)
+        evaluate(setup(), items(), tmp_path, config=RunConfig(conditions=conditions, progress=stop))
     path = tmp_path / "rows.jsonl"
     path.write_bytes(path.read_bytes()[:-40])
-    evaluate(setup(), items(), tmp_path, conditions=conditions)
+    evaluate(setup(), items(), tmp_path, config=RunConfig(conditions=conditions))
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     keys = [(r["item"], r["condition"]) for r in rows]
     assert len(keys) == len(set(keys)) == len(items()) * len(conditions)
@@ -140,13 +142,15 @@ def test_a_cut_run_writes_every_row_once_and_the_summary_follows_from_the_rows(
 
 
 def test_rows_of_another_pair_are_refused(tmp_path: Path) -> None:
-    evaluate(setup(), [items()[0], items()[-1]], tmp_path, conditions=("native",))
+    evaluate(setup(), [items()[0], items()[-1]], tmp_path, config=RunConfig(conditions=("native",)))
     translator = setup().bridge.translator
     assert translator is not None
     other = Setup.of(translator, translator, sender(), receiver())
     object.__setattr__(other, "sender", receiver())
     with pytest.raises(EvalError, match="pair"):
-        evaluate(other, [items()[0], items()[-1]], tmp_path, conditions=("native",))
+        evaluate(
+            other, [items()[0], items()[-1]], tmp_path, config=RunConfig(conditions=("native",))
+        )
 
 
 def test_items_beyond_a_models_positions_are_counted_out_and_the_rest_goes_on(
@@ -157,7 +161,13 @@ def test_items_beyond_a_models_positions_are_counted_out_and_the_rest_goes_on(
     assert [i.id for i in made] == ["q0", "q2"]
     assert [e.id for e in excluded] == ["q1"]
     assert "positions" in excluded[0].reason
-    evaluate(setup(), made, tmp_path, conditions=("native", "translated"), excluded=excluded)
+    evaluate(
+        setup(),
+        made,
+        tmp_path,
+        config=RunConfig(conditions=("native", "translated")),
+        excluded=excluded,
+    )
     summary = finish(tmp_path)
     assert summary["counts"]["excluded"] == 2
 
@@ -206,7 +216,12 @@ def test_one_document_is_no_evaluation(tmp_path: Path) -> None:
     with pytest.raises(EvalError, match="2 documents"):
         evaluate(setup(), items()[:1], tmp_path)
     with pytest.raises(EvalError, match="conditions"):
-        evaluate(setup(), [items()[0], items()[-1]], tmp_path, conditions=("native", "none-such"))
+        evaluate(
+            setup(),
+            [items()[0], items()[-1]],
+            tmp_path,
+            config=RunConfig(conditions=("native", "none-such")),
+        )
 
 
 def test_multiple_choice_takes_the_likeliest_option_per_character() -> None:
@@ -272,7 +287,7 @@ def test_an_asset_on_disk_is_evaluated_by_its_own_controls(tmp_path: Path) -> No
         Fitted(asset, {"total_s": 1.0}),
         items(),
         tmp_path / "run",
-        command="kvbridge eval run",
+        RunConfig(command="kvbridge eval run"),
     )
     assert set(summary["conditions"]) == set(DEFAULT)
     assert summary["pair"]["translator_digest"] == asset.digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import pytest
 import kvbridge
 from kvbridge.errors import CorruptFile, EvalError, UsageError
 from kvbridge.eval.screen import fleet as screening
-from kvbridge.eval.screen.data import Data, screen_data
-from kvbridge.eval.screen.fleet import PREDICTORS, predictors, screen
+from kvbridge.eval.screen.data import FleetData, screen_data
+from kvbridge.eval.screen.fleet import PREDICTORS, ScreenConfig, predictors, screen
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.continuation import Continuation
 from kvbridge.eval.tasks.items import RawItem, kind_of
@@ -39,16 +39,12 @@ def raws() -> list[RawItem]:
     ]
 
 
-def options(**changes: Any) -> dict[str, Any]:
-    config = kvbridge.FitConfig(layers=1, batch_tokens=512, cosine_documents=1)
-    return {
-        "command": "x",
-        "config": config,
-        "items": 3,
-        "latency": False,
-        "say": lambda line: None,
-        **changes,
-    }
+def options(
+    say: Callable[[str], None] = lambda line: None, predict_only: bool = False
+) -> dict[str, Any]:
+    fit = kvbridge.FitConfig(layers=1, batch_tokens=512, cosine_documents=1)
+    config = ScreenConfig(fit=fit, items=3, command="x", predict_only=predict_only, latency=False)
+    return {"config": config, "say": say}
 
 
 def test_predictors_tell_the_same_model_from_another() -> None:
@@ -65,7 +61,7 @@ def test_predictors_tell_the_same_model_from_another() -> None:
 
 @pytest.mark.usefixtures("short_windows")
 def test_a_screening_covers_all_ordered_pairs_and_continues(tmp_path: Path) -> None:
-    result = screen([sender(), receiver()], Data(documents(), raws()), tmp_path, **options())
+    result = screen([sender(), receiver()], FleetData(documents(), raws()), tmp_path, **options())
     assert {(r["sender"], r["receiver"]) for r in result["pairs"]} == {
         (sender().name, receiver().name),
         (receiver().name, sender().name),
@@ -79,7 +75,7 @@ def test_a_screening_covers_all_ordered_pairs_and_continues(tmp_path: Path) -> N
     assert len(files) == len(reports) == 2
     assert "2 ordered pairs" in (tmp_path / "report.html").read_text("utf-8")
     assert (tmp_path / "summary.md").exists()
-    again = screen([sender(), receiver()], Data(documents(), raws()), tmp_path, **options())
+    again = screen([sender(), receiver()], FleetData(documents(), raws()), tmp_path, **options())
     assert files == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("weights.safetensors")}
     assert again == result
 
@@ -99,7 +95,9 @@ def test_a_pair_that_is_refused_is_listed_with_its_reason_and_the_others_go_on(
         return fit(ours, theirs, *rest, **named)
 
     monkeypatch.setattr(screening, "fitted_asset", refusing)
-    rows = screen([sender(), receiver()], Data(documents(), raws()), tmp_path, **options())["pairs"]
+    rows = screen([sender(), receiver()], FleetData(documents(), raws()), tmp_path, **options())[
+        "pairs"
+    ]
     assert [row["sender"] for row in rows] == [receiver().name, sender().name]
     assert rows[0]["verdict"] is not None
     assert (rows[1]["verdict"], rows[1]["reason"]) == (None, str(error))
@@ -114,7 +112,7 @@ def test_a_bug_in_one_pair_is_not_taken_for_a_refusal(
 
     monkeypatch.setattr(screening, "fitted_asset", broken)
     with pytest.raises(ZeroDivisionError):
-        screen([sender(), receiver()], Data(documents(), raws()), tmp_path, **options())
+        screen([sender(), receiver()], FleetData(documents(), raws()), tmp_path, **options())
 
 
 @pytest.mark.usefixtures("short_windows")
@@ -122,7 +120,7 @@ def test_too_few_documents_to_predict_from_cost_the_predictors_not_the_screening
     tmp_path: Path,
 ) -> None:
     said: list[str] = []
-    few = Data(documents(3, 1), raws())
+    few = FleetData(documents(3, 1), raws())
     found = screen(
         [sender(), receiver()], few, tmp_path, **options(predict_only=True, say=said.append)
     )
@@ -132,7 +130,7 @@ def test_too_few_documents_to_predict_from_cost_the_predictors_not_the_screening
 
 def test_predictors_read_only_the_training_split() -> None:
     texts = [Document(f"x{i}", f"text {i}", f"x{i}") for i in range(60)]
-    found = Data(texts, [], FRACTIONS).probe()
+    found = FleetData(texts, [], FRACTIONS).probe()
     assert len(found) == 16
     assert {split_of(d, FRACTIONS) for d in found} == {"train"}
     assert found != texts[:16], "some of the first texts are held out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,7 +14,9 @@ from kvbridge.asset.folder import Asset, load_asset, load_controls, save_asset
 from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile
 from kvbridge.eval.conditions.setup import Setup
-from kvbridge.eval.run.evaluate import evaluate, finish
+from kvbridge.eval.report.finish import finish
+from kvbridge.eval.run.config import RunConfig
+from kvbridge.eval.run.evaluate import evaluate
 from kvbridge.eval.run.workers import Recipe, workers
 from kvbridge.eval.tasks.chosen import Excluded
 from kvbridge.eval.tasks.items import Item
@@ -22,8 +24,6 @@ from kvbridge.files import write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit, fit
 from kvbridge.format import RUN_ASSET, RUN_FIT
-from kvbridge.handoff.evidence import Gate
-from kvbridge.handoff.repair import RepairPlan
 from kvbridge.model.load import Model
 
 Say = Callable[[str], None]
@@ -94,50 +94,30 @@ def run_pair(
     fitted: Fitted,
     items: Sequence[Item],
     out: Path,
+    config: RunConfig,
     *,
-    command: str,
-    conditions: Sequence[str] | None = None,
     excluded: Sequence[Excluded] = (),
-    gate: Gate | None = None,
-    plan: RepairPlan | None = None,
-    controls: Path | None = None,
-    progress: Any = None,
-    processes: int = 1,
-    predictors: Mapping[str, float] | None = None,
-    data: str | None = None,
 ) -> dict[str, Any]:
-    """Evaluates an asset into `out` and returns the summary; a cut run continues. `predictors`: what was known of the pair
-    before fitting, for the report. `data`: digest of the texts, see `evaluate`.
-
-    `processes` > 1 share the items, each with its own models and one thread (on the CPU, without a gate).
-    """
-    asset = fitted.asset
-    setup = Setup.of(asset, load_controls(asset, controls), sender, receiver, gate=gate, plan=plan)
+    """Evaluates an asset into `out` and returns the summary; a cut run continues. `excluded` are rows
+    that no item could be made of."""
+    asset, gate, plan = fitted.asset, config.gate, config.plan
+    controls = load_controls(asset, config.controls)
+    setup = Setup.of(asset, controls, sender, receiver, gate=gate, plan=plan)
     meta = {
-        "command": command,
+        "command": config.command,
         "versions": versions(),
         "timings": fitted.timings or {},
         "r2": _heat(asset),
         "attention_cosine": asset.manifest.scores["attention_cosine"],
-        "predictors": dict(predictors or {}),
+        "predictors": dict(config.predictors),
     }
     with ExitStack() as stack:
         compute = None
-        if processes > 1 and gate is None and receiver.device.type == "cpu":
+        if config.processes > 1 and gate is None and receiver.device.type == "cpu":
             dtype = receiver.geometry.dtype
-            recipe = Recipe(sender.name, receiver.name, dtype, asset.path, controls, plan)
-            compute = stack.enter_context(workers(recipe, processes))
-        evaluate(
-            setup,
-            items,
-            out,
-            conditions=conditions,
-            excluded=excluded,
-            meta=meta,
-            progress=progress,
-            compute=compute,
-            data=data,
-        )
+            recipe = Recipe(sender.name, receiver.name, dtype, asset.path, config.controls, plan)
+            compute = stack.enter_context(workers(recipe, config.processes))
+        evaluate(setup, items, out, config=config, excluded=excluded, meta=meta, compute=compute)
     return finish(out, texts={item.id: item.prompt + " ⟶ " + item.answers[0] for item in items})
 
 
