@@ -9,15 +9,16 @@ if TYPE_CHECKING:
     from kvbridge.asset.folder import Asset, load_asset, load_controls, save_asset
     from kvbridge.asset.maps.translator import Translator
     from kvbridge.cache.prefill import capture
-    from kvbridge.cache.provenance import Decision, Provenance
+    from kvbridge.cache.provenance import Provenance
     from kvbridge.cache.snapshot import KVSnapshot
     from kvbridge.errors import KVBridgeError
     from kvbridge.fitting.config import FitConfig
     from kvbridge.fitting.job import Fit, fit
     from kvbridge.geometry import KVGeometry, Stream
     from kvbridge.handoff.bridge import Bridge
+    from kvbridge.handoff.decision import Decision
     from kvbridge.handoff.evidence import Evidence
-    from kvbridge.handoff.repair import RepairPlan
+    from kvbridge.handoff.plan import RepairPlan
     from kvbridge.handoff.result import Handoff, generate_many
     from kvbridge.model.load import Model, load, wrap
     from kvbridge.model.rope import Rotation
@@ -27,7 +28,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Asset": "asset.folder",
     "Bridge": "handoff.bridge",
-    "Decision": "cache.provenance",
+    "Decision": "handoff.decision",
     "Evidence": "handoff.evidence",
     "Fit": "fitting.job",
     "FitConfig": "fitting.config",
@@ -37,7 +38,7 @@ _WHERE = {
     "KVSnapshot": "cache.snapshot",
     "Model": "model.load",
     "Provenance": "cache.provenance",
-    "RepairPlan": "handoff.repair",
+    "RepairPlan": "handoff.plan",
     "Rotation": "model.rope",
     "Stream": "geometry",
     "Translator": "asset.maps.translator",

@@ -30,7 +30,7 @@ from kvbridge.gates.calibrate.job import gather, read_signals
 from kvbridge.gates.calibrate.passing import Sample, Seen, requests_of, watch_requests
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 
 PLAN, RUNG = RepairPlan(tail=17), RepairPlan(tail=49)
 TOGETHER, RUNG_EVERY, DONORS = 8, 8, 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbridge.cache.provenance import Decision, Verdict
+from kvbridge.handoff.decision import Decision, Verdict
 from kvbridge.handoff.evidence import Evidence
 
 

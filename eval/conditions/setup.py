@@ -17,8 +17,8 @@ from kvbridge.eval.conditions.sharing import SharedTranslator
 from kvbridge.fitting.families.full_head import full_head
 from kvbridge.gates.decide.policy import CalibratedGate, Ladder
 from kvbridge.handoff.bridge import Bridge
-from kvbridge.handoff.evidence import Gate
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.ports import Gate
 from kvbridge.model.load import Model
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvbridge.handoff.evidence import Gate
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.ports import Gate
 
 ItemProgress = Callable[[int, int, str], None]
 """Told of every item that is done: its number, how many there are, its task."""

@@ -14,7 +14,7 @@ from kvbridge.clock import Stopwatch
 from kvbridge.eval.tasks.start import forward
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import prefill_flops
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.model.load import Model
 
 LENGTHS = (64, 128, 256, 512, 1024, 2000)

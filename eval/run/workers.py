@@ -18,7 +18,7 @@ from kvbridge.asset.folder import load_asset, load_controls
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.run.evaluate import Compute, Job, item_rows
 from kvbridge.eval.run.rows import Row
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.model.load import load
 
 

@@ -11,7 +11,7 @@ from kvbridge.format import MAX_RUNGS
 from kvbridge.gates.decide.guarantee import check_levels
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import DEFAULT, SIGNALS
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 
 PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
 

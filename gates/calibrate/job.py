@@ -26,7 +26,7 @@ from kvbridge.geometry import short_name
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import prefill_flops
 from kvbridge.handoff.evidence import Evidence
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 
 
 def gather(bridge: Bridge, samples: Iterable[Sample], plan: RepairPlan) -> Extras:

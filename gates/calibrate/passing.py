@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from kvbridge.cache.prefill import capture
-from kvbridge.cache.provenance import Decision, exact_provenance
+from kvbridge.cache.provenance import exact_provenance
 from kvbridge.cache.snapshot import KVSnapshot, LayerKV
 from kvbridge.gates.labels.outcomes import FOLLOWING, Outcome, Pending, compare
 from kvbridge.geometry import digest_text
 from kvbridge.handoff.bridge import Bridge
+from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.evidence import Evidence
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.model.load import Encoding, Model
 
 TOGETHER = 32

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbridge.cache.provenance import Decision, discard
 from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.errors import UsageError
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.decision import Decision, discard
+from kvbridge.handoff.plan import RepairPlan
 
 Log = Callable[[Mapping[str, Any]], None]
 

@@ -28,7 +28,7 @@ from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry, digest_json
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.headers import check_safetensors_header
 
 BODY, TENSORS = CALIBRATION.description, CALIBRATION.tensors

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kvbridge.asset.folder import Asset
-from kvbridge.cache.provenance import Decision, discard
 from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.errors import UsageError
 from kvbridge.gates.decide.audit import Log, kept, record_of
@@ -23,8 +22,9 @@ from kvbridge.gates.signals import SIGNALS, parts_of
 from kvbridge.gates.signals.reading import Inapplicable, Reading
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import Speed, prefill_flops
+from kvbridge.handoff.decision import Decision, discard
 from kvbridge.handoff.evidence import Evidence
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.result import Handoff
 from kvbridge.model.load import Model
 

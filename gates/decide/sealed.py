@@ -10,7 +10,7 @@ from kvbridge.gates.decide.guarantee import Tested
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import short_name
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 
 
 @dataclass(frozen=True)

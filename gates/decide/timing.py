@@ -13,6 +13,7 @@ import torch
 
 from kvbridge.cache.features import first_layers
 from kvbridge.cache.prefill import capture
+from kvbridge.engines.transformers import recompute
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate.passing import Watching
 from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
@@ -22,7 +23,7 @@ from kvbridge.gates.signals.reading import Inapplicable, Reading
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import Speed, prefill_flops
 from kvbridge.handoff.evidence import Evidence
-from kvbridge.handoff.repair import RepairPlan, recompute
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.model.load import Model
 
 

@@ -1,4 +1,5 @@
-"""What a model itself can say about a text from its first layers, exactly and cheaply: receiver features, early K/V."""
+"""What a model itself can say about a text from its first layers, exactly and cheaply: receiver
+features, early K/V."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from kvbridge.cache.prefill import recorded_at, run_decoder
 from kvbridge.cache.snapshot import LayerKV, build_cache
 from kvbridge.errors import UsageError
 from kvbridge.model.load import Model
-from kvbridge.model.probe import cached_layers
 
 
 def hidden_layer(spec: str) -> int | None:
-    """Layer whose entering residual stream a feature spec names: `none` → None, `embeddings` → 0, `hidden:m` → m."""
+    """Layer whose entering residual stream a feature spec names: `none` → None, `embeddings` → 0,
+    `hidden:m` → m."""
     if spec == "none":
         return None
     if spec == "embeddings":
@@ -35,7 +36,8 @@ def hidden_layer(spec: str) -> int | None:
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """`hidden` `[tokens, hidden]` fp32: what enters the layer asked for; `layers`: exact KV of layers 0..m−1 as cached."""
+    """`hidden` `[tokens, hidden]` fp32: what enters the layer asked for; `layers`: exact KV of layers
+    0..m−1 as cached."""
 
     hidden: Tensor
     layers: list[LayerKV]
@@ -47,13 +49,13 @@ class _Reached(Exception):
 
 @contextmanager
 def stopped_at(layer: nn.Module) -> Iterator[None]:
-    """Inside the block, a forward of this thread that reaches `layer` ends there by raising; others go on. The hook is
-    removed at its end."""
+    """Inside the block, a forward of this thread that reaches `layer` ends there by raising; others go
+    on. The hook is removed at its end."""
 
-    ours = threading.get_ident()
+    thread = threading.get_ident()
 
     def stop(*_: Any) -> None:
-        if threading.get_ident() == ours:
+        if threading.get_ident() == thread:
             raise _Reached
 
     handle = layer.register_forward_pre_hook(stop)
@@ -63,49 +65,23 @@ def stopped_at(layer: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-@torch.no_grad()
-def first_layers(
-    model: Model, ids: Tensor, count: int, *, entering: int | None = None
-) -> FirstLayers:
-    """Runs the first `count` layers (0 ≤ count < layers) over ids `[tokens]` from position 0, and no further.
-
-    The KV of layers 0..count−1 is bit-equal to a full forward's; `hidden` is what enters layer `entering` (0 to count,
-    by default count).
-    """
-    wanted = count if entering is None else entering
-    if not 0 <= wanted <= count < len(model.layers):
-        raise UsageError(
-            f"expected 0 to {len(model.layers) - 1} first layers of {model.name} and features up to them, found "
-            f"{count} and {wanted}"
-        )
-    cache = DynamicCache()
-    with (
-        recorded_at(model.layers[wanted]) as entered,
-        stopped_at(model.layers[count]),
-        suppress(_Reached),
-    ):
-        run_decoder(model, ids[None], cache=cache)
-    layers = [
-        {"k": k[0].transpose(0, 1), "v": v[0].transpose(0, 1)} for k, v in cached_layers(cache)
-    ]
-    return FirstLayers(entered[0][0].float(), layers)
-
-
 @contextmanager
 def noted(cache: DynamicCache, until: int | None = None) -> Iterator[list[LayerKV]]:
-    """Inside the block, what each layer hands to `cache` is appended to the list: K/V `[n, heads, width]` of the tokens
-    that run, all of them where a sliding layer keeps its window only. `cache` is filled as ever.
+    """Inside the block, what each layer hands to `cache` is appended to the list: K/V
+    `[n, heads, width]` of the tokens that run, all of them where a sliding layer keeps its window
+    only. `cache` is filled as ever.
 
-    With `until`, a forward ends without an error where that layer hands over: before its attention and its MLP, and
-    before its rows are stored. At the end of the block `cache` is an ordinary one again.
+    With `until`, a forward ends without an error where that layer hands over: before its attention
+    and its MLP, and before its rows are stored. So does one that `stopped_at` ends. At the end of the
+    block `cache` is an ordinary one again.
     """
-    found: list[LayerKV] = []
+    rows: list[LayerKV] = []
     store = cache.update
 
     def update(
         key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:
-        found.append({"k": key_states[0].transpose(0, 1), "v": value_states[0].transpose(0, 1)})
+        rows.append({"k": key_states[0].transpose(0, 1), "v": value_states[0].transpose(0, 1)})
         if layer_idx == until:
             raise _Reached
         return store(key_states, value_states, layer_idx, *args, **kwargs)
@@ -113,22 +89,65 @@ def noted(cache: DynamicCache, until: int | None = None) -> Iterator[list[LayerK
     vars(cache)["update"] = update
     try:
         with suppress(_Reached):
-            yield found
+            yield rows
     finally:
         del vars(cache)["update"]
+
+
+@torch.no_grad()
+def first_layers(
+    model: Model,
+    ids: Tensor,
+    count: int,
+    *,
+    entering: int | None = None,
+    past: Sequence[LayerKV] = (),
+) -> FirstLayers:
+    """Runs the first `count` layers (0 ≤ count < layers) over ids `[tokens]`, and no further: from
+    position 0, or after the tokens whose rows `[n, heads, width]` of at least `count` layers are
+    `past` (not modified).
+
+    From position 0 on, the KV of layers 0..count−1 is bit-equal to a full forward's; `hidden` is what
+    enters layer `entering` (0 to count, by default count).
+    """
+    wanted = count if entering is None else entering
+    if not 0 <= wanted <= count < len(model.layers):
+        raise UsageError(
+            f"expected 0 to {len(model.layers) - 1} first layers of {model.name} and features up to "
+            f"them, found {count} and {wanted}"
+        )
+    if past and len(past) < count:
+        raise UsageError(f"expected rows of {count} layers before, found {len(past)}")
+    arguments: dict[str, Any] = {}
+    cache = DynamicCache()
+    if past:
+        start = len(past[0]["k"])
+        stop = start + len(ids)
+        arguments["position_ids"] = torch.arange(start, stop)[None]
+        if count:
+            moved = [{n: t.to(model.device) for n, t in x.items()} for x in past[:count]]
+            cache = build_cache(model, moved)
+            arguments["attention_mask"] = torch.ones((1, stop), dtype=torch.int64)
+    with (
+        recorded_at(model.layers[wanted]) as entered,
+        stopped_at(model.layers[count]),
+        noted(cache) as rows,
+    ):
+        run_decoder(model, ids[None], cache=cache, **arguments)
+    return FirstLayers(entered[0][0].float(), rows)
 
 
 @torch.no_grad()
 def early_kv(
     model: Model, ids: Tensor, positions: Tensor, past: Sequence[LayerKV] = ()
 ) -> list[LayerKV]:
-    """K/V `[n, heads, width]` as cached, of layers 0..m, for ids `[n]` at positions `[n]`: bit-equal to a forward of
-    the same tokens over the same rows, of which only what these need is run: m whole layers, and layer m up to its
-    projections.
+    """K/V `[n, heads, width]` as cached, of layers 0..m, for ids `[n]` at positions `[n]`: bit-equal to
+    a forward of the same tokens over the same rows, of which only what these need is run: m whole
+    layers, and layer m up to its projections.
 
-    `past`: m layers' rows `[positions[0], heads, width]` of the tokens before; they are not modified. Without any
-    (m = 0) positions may leave holes: layer 0's K/V depend on each token and its position alone. Raises UsageError for
-    rows of all layers or more, or of another number of tokens.
+    `past`: m layers' rows `[positions[0], heads, width]` of the tokens before; they are not modified.
+    Without any (m = 0) positions may leave holes: layer 0's K/V depend on each token and its position
+    alone. Raises UsageError for rows of all layers or more, or of another number of tokens.
     """
     if len(past) >= len(model.layers):
         raise UsageError(
@@ -145,6 +164,6 @@ def early_kv(
     arguments: dict[str, Any] = {"position_ids": positions[None]}
     if past:
         arguments["attention_mask"] = torch.ones((1, int(positions[-1]) + 1), dtype=torch.int64)
-    with noted(cache, until=len(past)) as found:
+    with noted(cache, until=len(past)) as rows:
         run_decoder(model, ids[None], cache=cache, **arguments)
-    return found
+    return rows

@@ -88,16 +88,16 @@ def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: 
 @contextmanager
 def recorded_at(layer: nn.Module) -> Iterator[list[Tensor]]:
     """Inside the block, what enters `layer` is appended to the list; the hook is removed at its end."""
-    found: list[Tensor] = []
-    ours = threading.get_ident()
+    entered: list[Tensor] = []
+    thread = threading.get_ident()
 
     def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == ours:
-            found.append(args[0] if args else kwargs["hidden_states"])
+        if threading.get_ident() == thread:
+            entered.append(args[0] if args else kwargs["hidden_states"])
 
     handle = layer.register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        yield found
+        yield entered
     finally:
         handle.remove()
 

@@ -87,7 +87,7 @@ def gate_calibrate(
     from kvbridge.gates.decide.calibration import load_calibration, save_calibration
     from kvbridge.gates.signals import DEFAULT, SIGNALS
     from kvbridge.handoff.bridge import Bridge
-    from kvbridge.handoff.repair import RepairPlan
+    from kvbridge.handoff.plan import RepairPlan
 
     target = out or CALIBRATION.beside(asset)
     try:

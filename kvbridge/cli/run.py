@@ -43,9 +43,9 @@ from kvbridge.fitting.memory import check_memory, plan_memory
 from kvbridge.format import CALIBRATION, RUN_REPORT
 from kvbridge.gates.decide.calibration import load_calibration
 from kvbridge.gates.decide.policy import CalibratedGate
-from kvbridge.handoff.check import difference
-from kvbridge.handoff.evidence import Gate
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.ports import Gate
+from kvbridge.handoff.stages.check import difference
 from kvbridge.model.load import Model
 
 DEMO_CONFIG = FitConfig(max_tokens=256)

@@ -1,5 +1,5 @@
-"""What prefill, translation, repair and gate cost: FLOPs from one model (2 per multiply-add), milliseconds from a device's
-measured speed."""
+"""What prefill, translation, repair and gate cost: FLOPs from one model (2 per multiply-add),
+milliseconds from a device's measured speed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from kvbridge.errors import CorruptFile
 from kvbridge.geometry import KVGeometry
+from kvbridge.handoff.pair import Pair
+from kvbridge.handoff.request import Request, after
 
 
 def forward_flops(
@@ -19,10 +21,12 @@ def forward_flops(
     layers: int | None = None,
     head: bool = False,
 ) -> int:
-    """FLOPs of `new_tokens` after `context_tokens` cached ones through the first `layers` layers (all by default).
+    """FLOPs of `new_tokens` after `context_tokens` cached ones through the first `layers` layers (all by
+    default).
 
-    Weights: 2 per parameter and token (embeddings are looked up, not multiplied). Attention: scores and mix, 4 per
-    query head, width and attended token, within each layer's window. `head` adds the language-model head of one token.
+    Weights: 2 per parameter and token (embeddings are looked up, not multiplied). Attention: scores
+    and mix, 4 per query head, width and attended token, within each layer's window. `head` adds the
+    language-model head of one token.
     """
     used = geometry.layers if layers is None else geometry.layers[:layers]
     total = 2 * geometry.layer_parameters * len(used) // len(geometry.layers) * new_tokens
@@ -47,18 +51,43 @@ def handoff_parts(
     translated: int = 0,
     first_layers: int = 0,
     recomputed: int = 0,
+    known: int = 0,
 ) -> dict[str, int]:
-    """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens, by part.
+    """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens, of which
+    the receiver has the first `known` already, by part.
 
-    `translate`: `translated` tokens through the maps; `prefill`: all tokens through the first layers; `repair`:
-    `recomputed` cached tokens and the last one through the whole receiver.
+    `translate`: `translated` tokens through the maps; `prefill`: the unknown tokens through the first
+    layers; `repair`: `recomputed` cached tokens and the last one through the whole receiver.
     """
+    prefill = 0
+    if first_layers:
+        prefill = forward_flops(receiver, tokens - known, known, layers=first_layers)
     repair = forward_flops(receiver, recomputed, max(0, tokens - 1 - recomputed))
     return {
         "translate": translation_flops(translator_parameters, translated),
-        "prefill": forward_flops(receiver, tokens, 0, layers=first_layers) if first_layers else 0,
+        "prefill": prefill,
         "repair": repair + forward_flops(receiver, 1, tokens - 1, head=True),
     }
+
+
+def request_parts(pair: Pair, request: Request) -> dict[str, int]:
+    """`handoff_parts` of one request that has been through `features`: what its plan takes alone, whether
+    or not a translation of more rows was shared with other plans."""
+    aligned = after("align", request.aligned)
+    features = after("features", request.features)
+    geometry = pair.receiver.geometry
+    parameters = 0
+    if pair.translator is not None and features.exact_layers < len(geometry.layers):
+        parameters = pair.translator.parameters
+    return handoff_parts(
+        geometry,
+        len(request.encoding),
+        translator_parameters=parameters,
+        translated=len(request.rows),
+        first_layers=0 if features.first is None else len(features.first.layers),
+        recomputed=len(aligned.chosen),
+        known=request.start,
+    )
 
 
 def prefill_flops(receiver: KVGeometry, tokens: int) -> int:
@@ -75,10 +104,12 @@ def _attended(new: int, context: int, window: int | None) -> int:
 
 @dataclass(frozen=True)
 class Speed:
-    """FLOPs per millisecond of one device with one pair, by part of the work, as measured (`kvbridge.gates.decide.timing`).
+    """FLOPs per millisecond of one device with one pair, by part of the work, as measured
+    (`kvbridge.gates.decide.timing`).
 
-    Small matrices run far below a prefill's speed, which is why each part has its own. Another kind of work (moving
-    pages between tiers) becomes a further field here and a further key of the parts that `ms` is given.
+    Small matrices run far below a prefill's speed, which is why each part has its own. Another kind of
+    work (moving pages between tiers) becomes a further field here and a further key of the parts that
+    `ms` is given.
     """
 
     prefill: float

@@ -1,93 +1,125 @@
-"""One request made ready for the maps: checked, aligned, its exact layers known, the receiver's own layers computed."""
+"""The state of one handoff: what was asked, and what each stage has made of it so far."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
-from kvbridge.asset.maps.translator import Translator
 from kvbridge.cache.align import Alignment
-from kvbridge.cache.features import FirstLayers, first_layers, hidden_layer
-from kvbridge.cache.provenance import Decision, discard
-from kvbridge.cache.snapshot import KVSnapshot
-from kvbridge.geometry import shared_layers
-from kvbridge.handoff.check import align_request, check_contract, check_text
-from kvbridge.handoff.repair import RepairPlan
-from kvbridge.model.load import Encoding, Model
+from kvbridge.cache.features import FirstLayers
+from kvbridge.cache.snapshot import KVSnapshot, LayerKV
+from kvbridge.engines.port import Recomputed
+from kvbridge.errors import UsageError
+from kvbridge.handoff.decision import Decision
+from kvbridge.handoff.plan import RepairPlan
+from kvbridge.model.load import Encoding
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """Of `align`: over the receiver's `cached` tokens, which sender row each reads (`alignment`; known
+    tokens read none and count as not covered), which tokens are recomputed (`chosen` `[n]`, int64,
+    ascending, never known ones), and how many leading layers the sender computes bit for bit alike."""
+
+    alignment: Alignment
+    chosen: Tensor
+    shared_layers: int
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Of `features`: the receiver's own first layers over the tokens that it does not know yet (None
+    where none were needed), how many leading layers are exact, computed or shared, and what the maps
+    read of the receiver, `hidden` `[cached − start, hidden]` fp32 (None where they read nothing)."""
+
+    first: FirstLayers | None
+    exact_layers: int
+    hidden: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """Of `translate`: receiver layer → stream → `[rows, heads, width]` fp32 in content space, and which
+    of the receiver's tokens these `rows` `[rows]` are. Empty where every layer is exact."""
+
+    rows: Tensor
+    content: dict[int, LayerKV]
+
+
+@dataclass(frozen=True, eq=False)
+class Rotated:
+    """Of `rotate`: every layer's rows `[cached, heads, width]` as the receiver caches them, before any
+    token is recomputed: known and exact rows, the translated `rows` `[rows]`, zeros elsewhere."""
+
+    rows: Tensor
+    layers: list[LayerKV]
+
+
+@dataclass(frozen=True, eq=False)
+class Repaired:
+    """Of `repair`: every layer's rows `[cached, heads, width]` with the chosen tokens recomputed, and
+    what the receiver's forward of them left."""
+
+    layers: list[LayerKV]
+    forward: Recomputed
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """`chosen` `[n]` are the tokens to recompute, `first` the receiver's own first layers where they were needed,
-    `exact_layers` how many leading layers are exact, `feature` `[cached, hidden]` what the maps read of the receiver.
+    """One handoff on its way. `snapshot` is the sender's, `text` and `encoding` are what the receiver
+    goes on from, `known` is what the receiver has of it already (its own snapshot of the prompt's
+    beginning). `observed`: somebody looks at the evidence, so that chosen tokens are translated, too,
+    and their states and queries are kept.
+
+    Each stage fills in one of the later fields. A refused request keeps what it had, and every later
+    stage hands it on as it is.
     """
 
     snapshot: KVSnapshot
     text: str
     encoding: Encoding
-    alignment: Alignment
-    chosen: Tensor
-    first: FirstLayers | None
-    exact_layers: int
-    feature: Tensor | None
+    plan: RepairPlan
+    known: KVSnapshot | None = None
+    observed: bool = False
+    refusal: Decision | None = None
+    aligned: Aligned | None = None
+    features: Features | None = None
+    translation: Translation | None = None
+    rotated: Rotated | None = None
+    repaired: Repaired | None = None
+    decision: Decision | None = None
 
     @property
     def cached(self) -> int:
         """Tokens of the receiver that get a cache entry: all but the last."""
         return len(self.encoding) - 1
 
+    @property
+    def start(self) -> int:
+        """The first token that the receiver does not know: stages work on `[start, cached)`."""
+        return 0 if self.known is None else min(len(self.known), self.cached)
 
-def prepare(
-    snapshot: KVSnapshot,
-    text: str,
-    encoding: Encoding,
-    plan: RepairPlan,
-    sender: Model,
-    receiver: Model,
-    translator: Translator | None,
-    min_exact_share: float,
-) -> Request | Decision:
-    """Contract checks, alignment and the receiver's own first layers; a Decision where the request is refused."""
-    refusal = check_contract(snapshot, sender, receiver, translator)
-    refusal = refusal or check_text(snapshot, text, encoding, sender, receiver)
-    if refusal is not None:
-        return refusal
-    alignment, same_tokens = align_request(snapshot, encoding, receiver.geometry)
-    cached = len(encoding) - 1
-    alignment = Alignment(
-        alignment.index[:cached], alignment.covered[:cached], alignment.exact_share
-    )
-    if alignment.exact_share < min_exact_share:
-        return discard(
-            "alignment",
-            f"{alignment.exact_share:.0%} of the receiver's tokens end where a sender's does, expected {min_exact_share:.0%}",
-        )
-    chosen = plan.chosen(cached, ~alignment.covered)
-    shared = shared_layers(snapshot.geometry, receiver.geometry) if same_tokens else 0
-    total = len(receiver.layers)
-    if translator is None and shared < total:
-        return discard("no_asset", f"no translator from {sender.name} to {receiver.name}")
-    if len(chosen) == cached and shared < total:
-        return discard(
-            "too_short",
-            f"all {cached} tokens before the last would be recomputed: a prefill does the same",
-        )
-    wanted = (
-        None
-        if translator is None or shared == total
-        else hidden_layer(translator.receiver_features)
-    )
-    depth = 0 if shared == total else max(plan.layers, wanted or 0)
-    if translator is not None and shared < total:
-        own = 1 + max((i for i in range(total) if i not in translator.layers), default=-1)
-        if own == total:
-            return discard(
-                "no_asset", f"this translator leaves out the last layer of {receiver.name}"
-            )
-        depth = max(depth, own if own > shared else 0)
-    first = None
-    if wanted is not None or depth > shared:
-        first = first_layers(receiver, encoding.ids[:cached], depth, entering=wanted)
-    feature = None if first is None or wanted is None else first.hidden
-    return Request(snapshot, text, encoding, alignment, chosen, first, max(depth, shared), feature)
+    @property
+    def rows(self) -> Tensor:
+        """Tokens `[rows]` that this plan asks the maps for: covered ones that are not recomputed, and
+        all covered ones where somebody looks."""
+        aligned = after("align", self.aligned)
+        wanted = aligned.alignment.covered.clone()
+        if not self.observed:
+            wanted[aligned.chosen] = False
+        return wanted.nonzero()[:, 0]
+
+    def due(self, part: object) -> bool:
+        """Whether a stage that fills in `part` has something to do: no refusal, and not done yet."""
+        return self.refusal is None and part is None
+
+
+def after(stage: str, part: Part | None) -> Part:
+    """`part` of a request, which `stage` fills in; raises UsageError where that stage has not run."""
+    if part is None:
+        raise UsageError(f"expected a request that has been through {stage}")
+    return part

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvbridge.cache.provenance import Decision, Provenance
+from kvbridge.cache.provenance import Provenance
 from kvbridge.cache.snapshot import KVSnapshot, LayerKV, build_cache
 from kvbridge.errors import UsageError
+from kvbridge.handoff.decision import Decision
 from kvbridge.model.load import Model
 from kvbridge.model.probe import cache_argument
 

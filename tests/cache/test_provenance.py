@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbridge import Decision, Provenance
-from kvbridge.cache.provenance import FIDELITIES, Span, discard, exact_provenance, spans_of
+from kvbridge.cache.provenance import FIDELITIES, Span, exact_provenance, spans_of
 from kvbridge.errors import CorruptFile, UsageError
+from kvbridge.handoff.decision import discard
 
 MIXED = Provenance(
     "sender",

@@ -25,8 +25,8 @@ CORE = (
     "model",
     "cache",
     "asset",
-    "handoff",
     "engines",
+    "handoff",
 )
 """Rooms of `kvbridge/`; each may import itself and those before it."""
 BRANCHES = ("fitting", "gates", "registry")
@@ -49,6 +49,7 @@ LIGHT = (
     "geometry",
     "asset.manifest",
     "cache.provenance",
+    "handoff.decision",
 )
 """Stores and the command line read these without loading torch."""
 

@@ -16,7 +16,7 @@ from kvbridge.gates.decide.policy import CalibratedGate
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.decide.sealed import Rung
 from kvbridge.handoff.cost import prefill_flops
-from kvbridge.handoff.repair import RepairPlan
+from kvbridge.handoff.plan import RepairPlan
 from tests.gates.conftest import PLAN, Pair, made_calibration
 from tests.gates.test_calibrate import made
 

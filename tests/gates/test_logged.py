@@ -11,10 +11,10 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, Decision, RepairPlan
-from kvbridge.cache.provenance import discard
 from kvbridge.errors import UsageError
 from kvbridge.gates.decide.audit import Counters, JsonLines, both
 from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
+from kvbridge.handoff.decision import discard
 from kvbridge.model.load import Model
 from tests.gates.conftest import PLAN, made_calibration
 from tests.gates.test_ladder import tails_of
@@ -120,7 +120,7 @@ def test_a_repair_that_ends_in_nan_is_logged(pair, logged, monkeypatch):
     def broken(receiver, ids, cache, chosen, following=None):
         cache[-1]["v"][0] = float("nan")
 
-    monkeypatch.setattr("kvbridge.handoff.bridge.recompute", broken)
+    monkeypatch.setattr("kvbridge.engines.transformers.recompute", broken)
     assert_dense(pair, handed(pair, gate_of(pair, log=log)), "not_finite")
     assert [x["reason"] for x in lines()] == ["not_finite"]
 

@@ -225,7 +225,9 @@ def test_leverage_and_distance_from_the_definition(pair):
 
 
 def test_an_asset_without_a_factor_has_no_leverage(pair):
-    evidence = replace(pair.evidence(), asset=replace(pair.asset, factors={}))
+    evidence = pair.evidence()
+    bare = replace(evidence.pair, handle=replace(pair.asset, factors={}))
+    evidence = replace(evidence, pair=bare)
     with pytest.raises(Inapplicable, match="fit it again"):
         read(Reading(evidence, pair.extras), "leverage")
 
@@ -345,6 +347,7 @@ def test_nan_in_a_cache_is_never_the_smaller_error(pair, name, layer):
     layers = [dict(x) for x in evidence.snapshot.layers]
     layers[layer]["v"] = layers[layer]["v"].clone()
     layers[layer]["v"][-1] = float("nan")
-    poisoned = replace(evidence, snapshot=replace(evidence.snapshot, layers=tuple(layers)))
+    snapshot = replace(evidence.snapshot, layers=tuple(layers))
+    poisoned = replace(evidence, request=replace(evidence.request, snapshot=snapshot))
     with torch.no_grad():
         assert math.isnan(SIGNALS[name].read(Reading(poisoned, pair.extras))[0])

@@ -11,8 +11,8 @@ import torch
 
 from kvbridge import Asset, Bridge, Decision, KVBridgeError, KVSnapshot, RepairPlan, capture
 from kvbridge.asset.manifest import Manifest
-from kvbridge.cache.provenance import REASONS, discard
 from kvbridge.errors import UsageError
+from kvbridge.handoff.decision import REASONS, discard
 from tests.handoff.handoffs import identity, renamed
 from tests.models import TEXT, UNICODE_TEXT, tiny, tiny_causal, wrapped
 

@@ -1,0 +1,52 @@
+"""Who hands over to whom, and with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbridge.asset.folder import Asset
+from kvbridge.asset.maps.translator import Translator
+from kvbridge.cache.align import MIN_EXACT_SHARE
+from kvbridge.engines.port import Engine
+from kvbridge.engines.transformers import engine_of
+from kvbridge.errors import UsageError
+from kvbridge.model.load import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two engines and the handle of a translator between them: an asset or a bare translator as it was
+    loaded, whose tensors a lease puts where they may be used (None: nothing is ever translated).
+    `min_exact_share`: share of the receiver's tokens that must end where a sender's does.
+    """
+
+    sender: Engine
+    receiver: Engine
+    handle: Asset | Translator | None
+    min_exact_share: float = MIN_EXACT_SHARE
+
+    @classmethod
+    def of(
+        cls,
+        handle: Asset | Translator | None,
+        sender: Model | Engine,
+        receiver: Model | Engine,
+        min_exact_share: float = MIN_EXACT_SHARE,
+    ) -> Pair:
+        """From models or engines. Raises UsageError for anything else."""
+        if handle is not None and not isinstance(handle, (Asset, Translator)):
+            raise UsageError(
+                "expected an asset of kvbridge.load_asset or a translator, found "
+                f"{type(handle).__name__}"
+            )
+        return cls(engine_of(sender), engine_of(receiver), handle, min_exact_share)
+
+    @property
+    def asset(self) -> Asset | None:
+        """The asset, where the translator is one."""
+        return self.handle if isinstance(self.handle, Asset) else None
+
+    @property
+    def translator(self) -> Translator | None:
+        """The translator as it was loaded: what it reads and how large it is, not where it runs."""
+        return self.handle.translator if isinstance(self.handle, Asset) else self.handle

@@ -1,0 +1,123 @@
+"""Which sender row each receiver token reads, and which tokens are recomputed instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kvbridge.cache.align import Alignment, align_positions, align_spans
+from kvbridge.geometry import shared_layers
+from kvbridge.handoff.decision import discard
+from kvbridge.handoff.pair import Pair
+from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.request import Aligned, Request
+
+
+def align(pair: Pair, requests: Sequence[Request]) -> list[Request]:
+    """Fills in `aligned` over the tokens `[start, cached)`, or refuses: too few tokens that end where
+    a sender's does, no translator for what is not shared, nothing left to translate. No FLOPs."""
+    return [_aligned(pair, r) if r.due(r.aligned) else r for r in requests]
+
+
+def replan(pair: Pair, request: Request, plan: RepairPlan) -> Request:
+    """The request with another plan, back at the stage where that plan first matters: after `rotate`
+    where it chooses other tokens, after `align` where it has other layers recomputed or asks for rows
+    that were not translated. A refused request starts anew, for another plan may be possible.
+
+    The request is not modified. Raises UsageError as `check` does.
+    """
+    plan.check(len(pair.receiver.geometry.layers))
+    fresh = replace(
+        request,
+        plan=plan,
+        refusal=None,
+        aligned=None,
+        features=None,
+        translation=None,
+        rotated=None,
+        repaired=None,
+        decision=None,
+    )
+    if request.refusal is not None or request.aligned is None:
+        return fresh
+    aligned = request.aligned
+    again = _chosen(pair, fresh, aligned.alignment, aligned.shared_layers)
+    if again.refusal is not None or plan.layers != request.plan.layers:
+        return again
+    again = replace(again, features=request.features)
+    translated = request.translation or request.rotated
+    if translated is None or not bool(torch.isin(again.rows, translated.rows).all()):
+        return again
+    return replace(again, translation=request.translation, rotated=request.rotated)
+
+
+def _aligned(pair: Pair, request: Request) -> Request:
+    cached, start, total = request.cached, request.start, len(pair.receiver.geometry.layers)
+    whole, same_tokens = _align_tokens(pair, request)
+    covered = whole.covered[:cached].clone()
+    covered[:start] = False
+    alignment = Alignment(whole.index[:cached], covered, whole.exact_share)
+    if start == cached:
+        return _chosen(pair, request, alignment, total)
+    if alignment.exact_share < pair.min_exact_share:
+        share, expected = alignment.exact_share, pair.min_exact_share
+        refusal = discard(
+            "alignment",
+            f"{share:.0%} of the receiver's tokens end where a sender's does, "
+            f"expected {expected:.0%}",
+        )
+        return replace(request, refusal=refusal)
+    shared = 0
+    if same_tokens:
+        shared = shared_layers(request.snapshot.geometry, pair.receiver.geometry)
+    return _chosen(pair, request, alignment, shared)
+
+
+def _chosen(pair: Pair, request: Request, alignment: Alignment, shared: int) -> Request:
+    """The request with `aligned`, or refused where its plan and the translator leave no way."""
+    cached, start, total = request.cached, request.start, len(pair.receiver.geometry.layers)
+    missing = ~alignment.covered
+    chosen = request.plan.chosen(cached, missing)
+    chosen = chosen[chosen >= start]
+    refusal = None
+    if shared < total and pair.translator is None:
+        refusal = discard(
+            "no_asset", f"no translator from {pair.sender.name} to {pair.receiver.name}"
+        )
+    elif shared < total and len(chosen) == cached - start:
+        refusal = discard(
+            "too_short",
+            f"all {len(chosen)} tokens before the last would be recomputed: a prefill does the same",
+        )
+    elif shared < total and pair.translator is not None and total - 1 not in pair.translator.layers:
+        refusal = discard(
+            "no_asset", f"this translator leaves out the last layer of {pair.receiver.name}"
+        )
+    if refusal is not None:
+        return replace(request, refusal=refusal)
+    return replace(request, aligned=Aligned(alignment, chosen, shared))
+
+
+def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
+    """Alignment over all tokens, and whether each covered token is the sender's token itself, at its
+    own position.
+
+    Equal tokenizers can still differ where the snapshot's text ends or its ids were generated: where
+    most tokens then stand elsewhere, spans decide. The share of exact ends is of unknown tokens alone.
+    """
+    snapshot, encoding = request.snapshot, request.encoding
+    if snapshot.geometry.tokenizer_digest == pair.receiver.geometry.tokenizer_digest:
+        by_position = align_positions(snapshot.positions, torch.arange(len(encoding)))
+        differs = snapshot.token_ids[by_position.index] != encoding.ids
+        # A token after one that differs has another context, whatever stands there itself.
+        same_so_far = torch.cummin((~(differs & by_position.covered)).int(), dim=0).values == 1
+        covered = by_position.covered & same_so_far
+        if int(covered.sum()) * 2 >= int(by_position.covered.sum()):
+            return Alignment(by_position.index, covered, by_position.exact_share), True
+    start = request.start
+    by_span = align_spans(snapshot.spans, encoding.spans[start:])
+    index = torch.cat((torch.zeros(start, dtype=torch.int64), by_span.index))
+    covered = torch.cat((torch.zeros(start, dtype=torch.bool), by_span.covered))
+    return Alignment(index, covered, by_span.exact_share), False

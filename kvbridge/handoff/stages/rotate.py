@@ -1,0 +1,73 @@
+"""From content space to what the receiver caches, beside what it has exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kvbridge.cache.snapshot import LayerKV
+from kvbridge.handoff.decision import discard
+from kvbridge.handoff.pair import Pair
+from kvbridge.handoff.request import Request, Rotated, after
+
+
+@torch.no_grad()
+def rotate(pair: Pair, requests: Sequence[Request]) -> list[Request]:
+    """Fills in `rotated`: every layer's rows `[cached, heads, width]` in the receiver's dtype, keys
+    turned to their positions. Takes `translation` away, which nothing reads afterwards, and refuses
+    translations that are not finite. Costs a pass over the rows, no FLOPs to speak of.
+    """
+    return [_rotated(pair, r) if r.due(r.rotated) else r for r in requests]
+
+
+def fill_exact(pair: Pair, request: Request, layers: list[LayerKV]) -> None:
+    """Writes into `layers` (modified) what is exact: rows that the receiver knows, layers that it
+    computed itself, else those it shares with the sender bit for bit.
+
+    Done before a repair, which reads them, and after it: a forward of few tokens rounds otherwise than
+    a prefill.
+    """
+    aligned, features = after("align", request.aligned), after("features", request.features)
+    start, device = request.start, pair.receiver.device
+    if request.known is not None:
+        for target, own in zip(layers, request.known.layers, strict=True):
+            for name, tensor in target.items():
+                tensor[:start] = own[name][:start].to(tensor)
+    computed = [] if features.first is None else features.first.layers
+    covered = aligned.alignment.covered.nonzero()[:, 0]
+    read, at = aligned.alignment.index[covered], covered.to(device)
+    for layer in range(features.exact_layers):
+        for name, tensor in layers[layer].items():
+            if layer < len(computed):
+                tensor[start:] = computed[layer][name]
+            else:
+                tensor[at] = request.snapshot.layers[layer][name][read].to(tensor)
+
+
+def _rotated(pair: Pair, request: Request) -> Request:
+    translation = after("translate", request.translation)
+    rows, receiver = translation.rows, pair.receiver
+    at = rows.to(receiver.device)
+    layers = [_blank(pair, layer, request.cached) for layer in range(len(receiver.geometry.layers))]
+    for layer, streams in translation.content.items():
+        for name, tensor in streams.items():
+            value = receiver.rotation.rotate(tensor, rows, layer) if name == "k" else tensor
+            if not bool(torch.isfinite(value).all()):
+                refusal = discard("not_finite", f"layer {layer} {name} of the translation")
+                return replace(request, refusal=refusal)
+            layers[layer][name][at] = value.to(receiver.dtype)
+    fill_exact(pair, request, layers)
+    return replace(request, translation=None, rotated=Rotated(rows, layers))
+
+
+def _blank(pair: Pair, layer: int, cached: int) -> LayerKV:
+    """Zeros `[cached, heads, width]` per stream of one layer."""
+    receiver = pair.receiver
+    return {
+        s.name: torch.zeros(
+            (cached, s.heads, s.width), dtype=receiver.dtype, device=receiver.device
+        )
+        for s in receiver.geometry.layers[layer].streams
+    }
