@@ -72,6 +72,8 @@ def to_json(value: Any) -> Any:
         return {name: to_json(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(member) for member in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
     return value
 
 

@@ -5,291 +5,154 @@ Written whole or not at all; on reading every digest is verified and every numbe
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from kvbridge.asset.folder import Asset
 from kvbridge.asset.manifest import Manifest
-from kvbridge.codec import read_json
-from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
+from kvbridge.asset.tensors import read_tensors
+from kvbridge.codec import check_schema, convert, json_bytes, read_json
+from kvbridge.errors import CorruptFile
 from kvbridge.files import publish_folder, verify_folder
-from kvbridge.format import CALIBRATION, MAX_CALIBRATION_TENSORS, MAX_RUNGS, METADATA_KEY
-from kvbridge.gates.decide.guarantee import Tested
-from kvbridge.gates.decide.score import Score
-from kvbridge.gates.decide.sealed import Calibration, Rung
+from kvbridge.format import CALIBRATION, MAX_CALIBRATION_TENSORS, METADATA_KEY
+from kvbridge.gates.decide.sealed import SHARED, Calibration, Statistics, Written
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry, digest_json
-from kvbridge.handoff.plan import RepairPlan
-from kvbridge.headers import check_safetensors_header
+from kvbridge.headers import Header, expect_binding, expect_tensors
 
 BODY, TENSORS = CALIBRATION.description, CALIBRATION.tensors
-_NAME = re.compile(r"[0-9a-f]{16}")
-_FIELDS = frozenset(
-    {
-        "schema",
-        "translator",
-        "sender",
-        "receiver",
-        "label",
-        "tau",
-        "alpha",
-        "lenient_alpha",
-        "delta",
-        "signals",
-        "rungs",
-        "stop",
-        "strict",
-        "lenient",
-        "conformal",
-        "needed",
-        "counts",
-        "report",
-        "corpus_digest",
-        "documents",
-        "extras",
-    }
-)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> str:
     """Writes the folder, whole or not at all, and returns its digest; the same calibration gives the same bytes."""
     body = calibration.body()
-    raw = (json.dumps(body, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-    tensors = _tensors(calibration.extras)
-    return publish_folder(
-        Path(path), {BODY: raw, TENSORS: save(tensors, metadata={METADATA_KEY: digest_json(body)})}
-    )
+    tensors = save(_tensors(calibration.extras), metadata={METADATA_KEY: digest_json(body)})
+    return publish_folder(Path(path), {BODY: json_bytes(body), TENSORS: tensors})
 
 
 def _tensors(extras: Extras) -> dict[str, Tensor]:
-    found = {f"centre.{stream}": t for stream, t in extras.centre.items()}
-    found |= {f"half.{i}": w for i, w in enumerate(extras.halves)}
-    found |= {f"residual.{layer}.k": t for layer, t in extras.residual_k.items()}
-    found |= {f"residual.{layer}.v": t for layer, t in extras.residual_v.items()}
-    return {name: t.float().contiguous() for name, t in found.items()}
+    tensors = {f"centre.{stream}": t for stream, t in extras.centre.items()}
+    tensors |= {f"half.{i}": w for i, w in enumerate(extras.halves)}
+    tensors |= {f"residual.{layer}.k": t for layer, t in extras.residual_k.items()}
+    tensors |= {f"residual.{layer}.v": t for layer, t in extras.residual_v.items()}
+    return {name: t.float().contiguous() for name, t in tensors.items()}
 
 
 def load_calibration(path: str | Path, asset: Asset) -> Calibration:
     """Reads and verifies a calibration of `asset`. Raises CorruptFile or UnknownSchema; reads no pickle."""
     path = Path(path)
-    digest = verify_folder(path, required=frozenset({BODY, TENSORS}))
-    body, name = read_json(path / BODY), str(path / BODY)
-    if not isinstance(body, dict) or body.get("schema") != CALIBRATION.schema:
-        raise UnknownSchema(
-            f"{name}: expected schema {CALIBRATION.schema}; use the matching kvbridge or calibrate again"
-        )
-    if set(body) != _FIELDS:
-        raise CorruptFile(
-            f"{name}: unexpected or missing fields: {', '.join(sorted(set(body) ^ _FIELDS))[:200]}"
-        )
+    digest = verify_folder(path, required=CALIBRATION.required)
+    name = str(path / BODY)
+    body = check_schema(
+        read_json(path / BODY), CALIBRATION.schema, name, "calibrate again or use its kvbridge"
+    )
+    written = convert(body, Written, name)
     manifest = asset.manifest
     bound = (asset.digest, manifest.sender.digest, manifest.receiver.digest)
-    if (body["translator"], body["sender"], body["receiver"]) != bound:
+    if (written.translator, written.sender, written.receiver) != bound:
         raise CorruptFile(
             f"{name}: this calibration is of another translator; calibrate {asset.path} again"
         )
-    try:
-        plain = _plain(body, name)
-        layers = _layers(body["extras"], manifest)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
-        raise CorruptFile(f"{name}: malformed: {repr(error)[:200]}") from error
-    extras = _read_extras(path / TENSORS, body, layers, manifest)
-    return Calibration(**plain, extras=extras, digest=digest)
+    _check_thresholds(written, name)
+    _check_names(written, name)
+    _check_layers(written.extras, manifest, name)
+    extras = _read_extras(path / TENSORS, written.extras, manifest, digest_json(body))
+    shared = {field: getattr(written, field) for field in SHARED}
+    return Calibration(**shared, extras=extras, digest=digest)
 
 
-def _plain(body: dict[str, Any], name: str) -> dict[str, Any]:
-    signals = tuple(_known(s, SIGNALS) for s in _list(body["signals"]))
-    columns = frozenset(c for s in signals for c in SIGNALS[s].columns)
-    rungs = tuple(_rung(r, columns, name) for r in _list(body["rungs"]))
-    if (
-        not 1 <= len(rungs) <= MAX_RUNGS
-        or len({r.plan for r in rungs}) != len(rungs)
-        or len(set(signals)) != len(signals)
+def _check_thresholds(written: Written, name: str) -> None:
+    """Raises CorruptFile for a ladder of equal rungs, one that never or always climbs, and for a threshold that was
+    not tested at this confidence or lies where no request ends."""
+    if len({rung.plan for rung in written.rungs}) != len(written.rungs):
+        raise CorruptFile(f"{name}: expected different repair plans in rungs")
+    if len(set(written.signals)) != len(written.signals):
+        raise CorruptFile(f"{name}: expected different signals")
+    if (written.stop == 1) != (len(written.rungs) == 1):
+        raise CorruptFile(f"{name}: expected stop 1 with one rung, below 1 with several")
+    for level in (written.strict, written.lenient):
+        if level is not None and (level.threshold > written.stop or level.p > written.delta):
+            raise CorruptFile(f"{name}: expected no threshold above stop and no p above delta")
+
+
+def _check_names(written: Written, name: str) -> None:
+    """Raises CorruptFile unless the label, the signals and every column of theirs are registered here."""
+    _expect_known([written.label], LABELS, "label", name)
+    _expect_known(written.signals, SIGNALS, "signal", name)
+    columns = {column for signal in written.signals for column in SIGNALS[signal].columns}
+    for rung in written.rungs:
+        _expect_known(rung.score.columns, columns, "column of these signals", name)
+        _expect_known(rung.limits, columns, "column of these signals", name)
+
+
+def _expect_known(names: Iterable[str], known: Collection[str], what: str, name: str) -> None:
+    for given in names:
+        if given not in known:
+            raise CorruptFile(f"{name}: expected a known {what}, found {given!r:.40}")
+
+
+def _check_layers(statistics: Statistics, manifest: Manifest, name: str) -> None:
+    """Raises CorruptFile unless the asset has a factor of each centred stream and its models have these layers."""
+    _expect_known(statistics.centre, manifest.factors, "stream of the asset's factors", name)
+    for layers, model in (
+        (statistics.half_layers[0], manifest.sender),
+        (statistics.half_layers[1], manifest.sender),
+        (statistics.targets, manifest.receiver),
+        (statistics.residual, manifest.receiver),
     ):
-        raise ValueError("expected different plans and signals")
-    counts, report = body["counts"], body["report"]
-    if not isinstance(counts, dict) or any(type(v) is not int or v < 0 for v in counts.values()):
-        raise ValueError("expected counts")
-    if not isinstance(report, dict) or type(body["corpus_digest"]) is not str:
-        raise ValueError("expected a report and a corpus digest")
-    documents = _list(body["documents"])
-    if not all(type(d) is str and _NAME.fullmatch(d) for d in documents):
-        raise ValueError("expected names of documents")
-    levels = {k: _within(body[k], 0, 1) for k in ("alpha", "lenient_alpha", "delta")}
-    tau = None if body["tau"] is None else _within(body["tau"], 0, 1e6)
-    conformal = None if body["conformal"] is None else _within(body["conformal"], 0, 1)
-    if type(body["needed"]) is not int or body["needed"] < 1:
-        raise ValueError("expected how many items are needed")
-    stop = _within(body["stop"], 0, 1)
-    strict, lenient = (_tested(body[k], levels["delta"]) for k in ("strict", "lenient"))
-    if (stop == 1) != (len(rungs) == 1) or any(
-        t is not None and t.threshold > stop for t in (strict, lenient)
-    ):
-        raise ValueError(
-            "expected stop 1 with one rung, below 1 with several, and no threshold above it"
-        )
-    return {
-        "translator": body["translator"],
-        "sender": body["sender"],
-        "receiver": body["receiver"],
-        "label": _known(body["label"], LABELS),
-        "tau": tau,
-        **levels,
-        "signals": signals,
-        "rungs": rungs,
-        "stop": stop,
-        "strict": strict,
-        "lenient": lenient,
-        "conformal": conformal,
-        "needed": body["needed"],
-        "counts": counts,
-        "report": report,
-        "corpus_digest": body["corpus_digest"],
-        "documents": frozenset(documents),
-    }
+        if odd := [layer for layer in layers if layer >= len(model.layers)]:
+            raise CorruptFile(f"{name}: {model.model_id} has no layer {odd[0]}")
 
 
-def _rung(body: Any, columns: frozenset[str], name: str) -> Rung:
-    if set(body) != {"plan", "score", "limits"} or set(body["plan"]) != {
-        "sinks",
-        "tail",
-        "layers",
-        "tokens",
-    }:
-        raise ValueError("expected plan, score and limits")
-    plan = body["plan"]
-    numbers = [plan["sinks"], plan["tail"], plan["layers"], *_list(plan["tokens"])]
-    if any(type(n) is not int or not 0 <= n < 1 << 31 for n in numbers):
-        raise ValueError("expected whole numbers in a plan")
-    limits = {_known(c, columns): _within(v, -1e30, 1e30) for c, v in body["limits"].items()}
-    try:
-        found = RepairPlan(plan["sinks"], plan["tail"], plan["layers"], tuple(plan["tokens"]))
-    except UsageError as error:
-        raise ValueError(str(error)) from error
-    return Rung(found, Score.from_json(body["score"], columns, name), limits)
+def _read_extras(path: Path, statistics: Statistics, manifest: Manifest, binding: str) -> Extras:
+    shapes = _shapes(statistics, manifest)
 
+    def admit(header: Header) -> None:
+        expect_tensors(header, shapes, BODY, str(path))
+        if odd := [t for t, (dtype, _, _) in header.tensors.items() if dtype != "F32"]:
+            raise CorruptFile(f"{path}: expected {odd[0]} in F32")
+        expect_binding(header, binding, "this calibration", str(path))
 
-def _tested(body: Any, delta: float) -> Tested | None:
-    if body is None:
-        return None
-    if set(body) != {"threshold", "items", "failures", "p"}:
-        raise ValueError("expected a tested threshold")
-    if (
-        type(body["items"]) is not int
-        or type(body["failures"]) is not int
-        or not 0 <= body["failures"] <= body["items"]
-    ):
-        raise ValueError("expected counts of a tested threshold")
-    return Tested(
-        _within(body["threshold"], 0, 1),
-        body["items"],
-        body["failures"],
-        _within(body["p"], 0, delta),
-    )
-
-
-def _layers(
-    body: Any, manifest: Manifest
-) -> tuple[tuple[str, ...], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...], list[int]]:
-    if set(body) != {"centre", "half_layers", "targets", "residual"}:
-        raise ValueError("expected the layers of the statistics")
-    ours, theirs = len(manifest.sender.layers), len(manifest.receiver.layers)
-    centre = tuple(_known(s, manifest.factors) for s in _list(body["centre"]))
-    a, b = (tuple(_layer(i, ours) for i in _list(half)) for half in _list(body["half_layers"]))
-    targets = tuple(_layer(i, theirs) for i in _list(body["targets"]))
-    residual = [_layer(i, theirs) for i in _list(body["residual"])]
-    return centre, (a, b), targets, residual
-
-
-def _read_extras(path: Path, body: dict[str, Any], layers: Any, manifest: Manifest) -> Extras:
-    centre, halves, targets, residual = layers
-    sender, receiver = manifest.sender, manifest.receiver
-    outputs = sum(_width(receiver, i, "v") for i in targets)
-    expected: dict[str, tuple[int, ...]] = {
-        **{f"centre.{stream}": (manifest.factors[stream].rank,) for stream in centre},
-        **{
-            f"half.{n}": (sum(_width(sender, i, "kv") for i in half) + 1, outputs)
-            for n, half in enumerate(halves)
-            if half
-        },
-        **{
-            f"residual.{i}.k": (k.heads, k.width, k.width)
-            for i in residual
-            for k in (receiver.layers[i].stream("k"),)
-        },
-        **{f"residual.{i}.v": (receiver.layers[i].stream("v").heads,) for i in residual},
-    }
-    header = check_safetensors_header(path, max_tensors=MAX_CALIBRATION_TENSORS)
-    found = {n: (dtype, shape) for n, (dtype, shape, _) in header.tensors.items()}
-    if found != {n: ("F32", shape) for n, shape in expected.items()}:
-        odd = sorted(
-            n for n in found.keys() | expected.keys() if found.get(n) != ("F32", expected.get(n))
-        )
-        raise CorruptFile(
-            f"{path}: tensors do not match calibration.json: {', '.join(n[:80] for n in odd[:4])}"
-        )
-    if header.metadata != {METADATA_KEY: digest_json(body)}:
-        raise CorruptFile(f"{path}: these tensors are not of this calibration; calibrate again")
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise CorruptFile(f"{path}: {error}") from error
-    bad = [n for n, t in tensors.items() if not bool(torch.isfinite(t).all())]
-    squares = [
-        t
-        for i in residual
-        for t in (tensors[f"residual.{i}.v"], tensors[f"residual.{i}.k"].diagonal(dim1=1, dim2=2))
-    ]
-    if bad:
-        raise CorruptFile(f"{path}: {bad[0]} holds NaN or infinity")
-    if any(bool((t < 0).any()) for t in squares):
+    tensors = read_tensors(path, admit, max_tensors=MAX_CALIBRATION_TENSORS)
+    residual_k = {i: tensors[f"residual.{i}.k"] for i in statistics.residual}
+    residual_v = {i: tensors[f"residual.{i}.v"] for i in statistics.residual}
+    squares = [k.diagonal(dim1=1, dim2=2) for k in residual_k.values()] + list(residual_v.values())
+    if any(bool((square < 0).any()) for square in squares):
         raise CorruptFile(
             f"{path}: expected mean squares of residuals, found some below 0; calibrate again"
         )
-    both = tuple(tensors[n] for n in ("half.0", "half.1") if n in tensors)
     return Extras(
-        {stream: tensors[f"centre.{stream}"] for stream in centre},
-        {i: tensors[f"residual.{i}.k"] for i in residual},
-        {i: tensors[f"residual.{i}.v"] for i in residual},
-        halves,
-        targets,
-        both,
+        {stream: tensors[f"centre.{stream}"] for stream in statistics.centre},
+        residual_k,
+        residual_v,
+        statistics.half_layers,
+        statistics.targets,
+        tuple(tensors[half] for half in ("half.0", "half.1") if half in tensors),
     )
 
 
-def _layer(value: Any, count: int) -> int:
-    return value if type(value) is int and 0 <= value < count else _fail(f"no layer {value!r:.40}")
+def _shapes(statistics: Statistics, manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Tensor name → shape of everything that gate.safetensors must hold, as `Extras` describes it."""
+    sender, receiver = manifest.sender, manifest.receiver
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stream in statistics.centre:
+        shapes[f"centre.{stream}"] = (manifest.factors[stream].rank,)
+    outputs = sum(_width(receiver, layer, "v") for layer in statistics.targets)
+    for number, half in enumerate(statistics.half_layers):
+        if half:
+            inputs = sum(_width(sender, layer, "kv") for layer in half)
+            shapes[f"half.{number}"] = (inputs + 1, outputs)
+    for layer in statistics.residual:
+        keys, values = (receiver.layers[layer].stream(stream) for stream in "kv")
+        shapes[f"residual.{layer}.k"] = (keys.heads, keys.width, keys.width)
+        shapes[f"residual.{layer}.v"] = (values.heads,)
+    return shapes
 
 
 def _width(geometry: KVGeometry, layer: int, streams: str) -> int:
     return sum(geometry.layers[layer].stream(name).features for name in streams)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else _fail(f"expected a list, found {value!r:.40}")
-
-
-def _known(value: Any, names: Any) -> str:
-    return value if type(value) is str and value in names else _fail(f"{value!r:.40} is not known")
-
-
-def _within(value: Any, low: float, high: float) -> float:
-    fine = type(value) in (int, float) and low <= value <= high
-    return (
-        float(value)
-        if fine
-        else _fail(f"expected a number from {low:g} to {high:g}, found {value!r:.40}")
-    )
-
-
-def _fail(message: str) -> Any:
-    raise ValueError(message)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import beta, binom
 
+from kvbridge.codec import Index, Share
 from kvbridge.errors import UsageError
 
 
@@ -54,10 +55,14 @@ def check_levels(alpha: float, delta: float) -> None:
 class Tested:
     """A threshold that passed: of `items` accepted `failures` failed, `p` the p-value."""
 
-    threshold: float
-    items: int
-    failures: int
-    p: float
+    threshold: Share
+    items: Index
+    failures: Index
+    p: Share
+
+    def __post_init__(self) -> None:
+        if self.failures > self.items:
+            raise UsageError(f"expected at most {self.items} failures, found {self.failures}")
 
 
 def fixed_sequence(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
-from kvbridge.errors import CorruptFile, DataError
+from kvbridge.codec import Finite
+from kvbridge.errors import DataError, UsageError
 
 CLIP = 6.0
 STRENGTHS = (0.003, 0.03, 0.3)
@@ -20,11 +22,20 @@ FOLDS = 4
 class Score:
     """Predicted probability of damage: standardised columns, cut off at ±CLIP, times `weights`, plus `intercept`."""
 
-    columns: tuple[str, ...]
-    mean: tuple[float, ...]
-    scale: tuple[float, ...]
-    weights: tuple[float, ...]
-    intercept: float
+    columns: Annotated[tuple[str, ...], Meta(min_length=1)]
+    mean: tuple[Finite, ...]
+    scale: tuple[Annotated[float, Meta(gt=0, lt=1e30)], ...]
+    weights: tuple[Finite, ...]
+    intercept: Finite
+
+    def __post_init__(self) -> None:
+        if len(set(self.columns)) != len(self.columns):
+            raise UsageError(f"expected each column once, found {', '.join(self.columns)[:200]}")
+        lengths = [len(self.mean), len(self.scale), len(self.weights)]
+        if lengths != [len(self.columns)] * 3:
+            raise UsageError(
+                f"expected {len(self.columns)} numbers as mean, scale and weights, found {lengths}"
+            )
 
     def of(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Scores `[n]` of rows `[n, columns]`."""
@@ -35,55 +46,6 @@ class Score:
     def __call__(self, values: Mapping[str, float]) -> float:
         """The score of one request."""
         return float(self.of([[values[c] for c in self.columns]])[0])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; `from_json` is its inverse."""
-        return {
-            "columns": list(self.columns),
-            "mean": list(self.mean),
-            "scale": list(self.scale),
-            "weights": list(self.weights),
-            "intercept": self.intercept,
-        }
-
-    @classmethod
-    def from_json(cls, body: Any, known: frozenset[str], name: str) -> Score:
-        """Raises CorruptFile for anything but finite numbers of one length over `known` columns."""
-        if not isinstance(body, dict) or set(body) != {
-            "columns",
-            "mean",
-            "scale",
-            "weights",
-            "intercept",
-        }:
-            raise CorruptFile(
-                f"{name}: expected a score's columns, mean, scale, weights and intercept"
-            )
-        columns = body["columns"]
-        if not isinstance(columns, list) or not columns or not all(type(c) is str for c in columns):
-            raise CorruptFile(f"{name}: expected the names of a score's columns")
-        if len(set(columns)) != len(columns) or not set(columns) <= known:
-            raise CorruptFile(
-                f"{name}: columns stand twice or are unknown: {', '.join(columns)[:200]}"
-            )
-        for field in ("mean", "scale", "weights"):
-            numbers = body[field]
-            if (
-                not isinstance(numbers, list)
-                or len(numbers) != len(columns)
-                or not all(map(_finite, numbers))
-            ):
-                raise CorruptFile(f"{name}: expected {len(columns)} finite numbers as {field}")
-        if not _finite(body["intercept"]) or min(body["scale"]) <= 0:
-            raise CorruptFile(f"{name}: expected a finite intercept and scales above 0")
-        mean, scale, weights = (
-            tuple(map(float, body[field])) for field in ("mean", "scale", "weights")
-        )
-        return cls(tuple(columns), mean, scale, weights, float(body["intercept"]))
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30
 
 
 def fit_score(

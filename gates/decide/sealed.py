@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
-from kvbridge.format import CALIBRATION
+from msgspec import Meta
+
+from kvbridge.codec import Count, Finite, Index, Share, ShortName, to_json
+from kvbridge.errors import UsageError
+from kvbridge.format import CALIBRATION, MAX_RUNGS
 from kvbridge.gates.decide.guarantee import Tested
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import short_name
 from kvbridge.handoff.plan import RepairPlan
+
+MAX_POSITION = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,54 @@ class Rung:
 
     plan: RepairPlan
     score: Score
-    limits: dict[str, float]
+    limits: dict[str, Finite]
+
+    def __post_init__(self) -> None:
+        most = max((self.plan.sinks, self.plan.tail, self.plan.layers, *self.plan.tokens))
+        if most > MAX_POSITION:
+            raise UsageError(f"expected a plan of positions up to {MAX_POSITION}, found {most}")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Which tensors of statistics stand beside a calibration: streams of centres, the sender layers that each of
+    two maps reads, the receiver layers whose values they give, the receiver layers of residuals."""
+
+    centre: tuple[str, ...]
+    half_layers: tuple[tuple[Index, ...], tuple[Index, ...]]
+    targets: tuple[Index, ...]
+    residual: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What calibration.json holds; `Calibration` says what its fields mean."""
+
+    schema: str
+    translator: str
+    sender: str
+    receiver: str
+    label: str
+    tau: Annotated[float, Meta(ge=0, le=1e6)] | None
+    alpha: Share
+    lenient_alpha: Share
+    delta: Share
+    signals: tuple[str, ...]
+    rungs: Annotated[tuple[Rung, ...], Meta(min_length=1, max_length=MAX_RUNGS)]
+    stop: Share
+    strict: Tested | None
+    lenient: Tested | None
+    conformal: Share | None
+    needed: Count
+    counts: dict[str, Index]
+    report: dict[str, Any]
+    corpus_digest: str
+    documents: frozenset[ShortName]
+    extras: Statistics
+
+
+SHARED = tuple(f.name for f in fields(Written) if f.name not in ("schema", "extras"))
+"""Fields that a calibration has as an object and on disk alike."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,42 +147,11 @@ class Calibration:
 
     def body(self) -> dict[str, Any]:
         """What calibration.json holds."""
-        return {
-            "schema": CALIBRATION.schema,
-            "translator": self.translator,
-            "sender": self.sender,
-            "receiver": self.receiver,
-            "label": self.label,
-            "tau": self.tau,
-            "alpha": self.alpha,
-            "lenient_alpha": self.lenient_alpha,
-            "delta": self.delta,
-            "signals": list(self.signals),
-            "rungs": [
-                {
-                    "plan": {**asdict(r.plan), "tokens": list(r.plan.tokens)},
-                    "score": r.score.to_json(),
-                    "limits": r.limits,
-                }
-                for r in self.rungs
-            ],
-            "stop": self.stop,
-            "strict": _tested(self.strict),
-            "lenient": _tested(self.lenient),
-            "conformal": self.conformal,
-            "needed": self.needed,
-            "counts": self.counts,
-            "report": self.report,
-            "corpus_digest": self.corpus_digest,
-            "documents": sorted(self.documents),
-            "extras": {
-                "centre": sorted(self.extras.centre),
-                "half_layers": [list(x) for x in self.extras.half_layers],
-                "targets": list(self.extras.targets),
-                "residual": list(self.extras.residual_k),
-            },
-        }
-
-
-def _tested(level: Tested | None) -> dict[str, Any] | None:
-    return None if level is None else asdict(level)
+        extras = Statistics(
+            tuple(sorted(self.extras.centre)),
+            self.extras.half_layers,
+            self.extras.targets,
+            tuple(self.extras.residual_k),
+        )
+        shared = {name: getattr(self, name) for name in SHARED}
+        return to_json(Written(schema=CALIBRATION.schema, **shared, extras=extras))
