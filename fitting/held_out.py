@@ -34,7 +34,8 @@ def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clo
             at = pair.pairing.receiver.to(pair.receiver.mask.device)
             target = {
                 (layer, name): pair.receiver.layers[layer][name].flatten(0, 1)[at]
-                for layer, name in translator.maps
+                for layer in translator.layers
+                for name in pair.receiver.layers[layer]
             }
             for sums, map_ in ((residuals, translator), (floor, control)):
                 sums.update(target, map_(*_inputs(map_, pair.sender, pair.receiver, *rows)))

@@ -19,12 +19,13 @@ def solve_factors(train: Moments, translator: Translator) -> dict[str, Factor]:
     eigenvectors that are kept need be found. Modifies nothing.
     """
     last = max(translator.layers)
-    found = {}
-    for stream in (name for layer, name in sorted(translator.maps) if layer == last):
-        groups = translator.maps[last, stream]
-        layers = tuple(sorted({b.layer for g in groups for b in g.blocks}))
-        found[stream] = factor_of(train, stream, layers, (last, stream))
-    return found
+    layers_read: dict[str, tuple[int, ...]] = {}
+    for layer, stream in translator.maps.reads(range(last, last + 1)):
+        layers_read[stream] = (*layers_read.get(stream, ()), layer)
+    return {
+        stream: factor_of(train, stream, layers, (last, stream))
+        for stream, layers in sorted(layers_read.items())
+    }
 
 
 def factor_of(

@@ -29,7 +29,7 @@ def read_manifest(data: bytes) -> None:
     )
     record, manifest = record_of(kind, "", 0, parse_json(data, "fuzz"), "fuzz")
     if manifest is not None:
-        _ = manifest.shapes
+        _ = manifest.maps.shapes
         manifest.binding.encode()
     json.dumps(record.to_json(), ensure_ascii=False).encode()
 

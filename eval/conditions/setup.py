@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -10,7 +9,8 @@ from functools import cached_property
 import torch
 
 from kvbridge.asset.folder import Asset
-from kvbridge.asset.maps.translator import GroupMap, Translator
+from kvbridge.asset.maps.dense import DenseMaps
+from kvbridge.asset.maps.translator import Translator
 from kvbridge.errors import EvalError
 from kvbridge.eval.conditions.plans import DEFAULT, against, parsed
 from kvbridge.eval.conditions.sharing import SharedTranslator
@@ -100,13 +100,8 @@ class Setup:
     @cached_property
     def controls_digest(self) -> str:
         """Digest of every number of the control map."""
-        found = hashlib.sha256()
         controls = self.control.translator
-        for key, groups in sorted(controls.maps.items()) if controls is not None else ():
-            found.update(repr((key, [(g.heads, g.blocks, g.features) for g in groups])).encode())
-            for tensor in (t for g in groups for t in (g.W, g.b)):
-                found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+        return "" if controls is None else controls.digest
 
 
 def plans_of(gate: Gate | None, plan: RepairPlan | None) -> tuple[RepairPlan, ...]:
@@ -164,13 +159,15 @@ def raw_bridge(sender: Model, receiver: Model) -> Bridge | None:
         tuple((s.heads, s.width) for s in layer.streams) for layer in theirs.layers
     ]:
         return None
-    maps = {}
-    for index, layer in enumerate(theirs.layers):
-        for stream in layer.streams:
-            (group,) = full_head(ours, theirs, index, stream.name, (index,))
-            eye = torch.eye(stream.features)
-            maps[index, stream.name] = (
-                GroupMap(group.heads, group.blocks, False, eye, torch.zeros(stream.features)),
-            )
-    translator = Translator(ours, theirs, "identity", "none", maps)
+    groups = {
+        (index, stream.name): full_head(ours, theirs, index, stream.name, (index,))
+        for index, layer in enumerate(theirs.layers)
+        for stream in layer.streams
+    }
+    maps = DenseMaps(ours, theirs, False, groups)
+    tensors = {
+        name: torch.eye(shape[0]) if len(shape) == 2 else torch.zeros(shape)
+        for name, shape in maps.shapes.items()
+    }
+    translator = Translator("identity", "none", maps, tensors)
     return Bridge(translator, sender=sender, receiver=receiver)

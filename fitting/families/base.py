@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from kvbridge.asset.maps.translator import Block
+from kvbridge.asset.maps.dense import Group
 from kvbridge.geometry import KVGeometry
-
-
-@dataclass(frozen=True)
-class Group:
-    """Receiver heads that share one affine map, and the sender blocks it reads (receiver features come on top)."""
-
-    heads: tuple[int, ...]
-    blocks: tuple[Block, ...]
 
 
 class Family(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvbridge.asset.maps.translator import Block
-from kvbridge.fitting.families.base import Group
+from kvbridge.asset.maps.base import Block
+from kvbridge.asset.maps.dense import Group
 from kvbridge.geometry import KVGeometry
 
 

@@ -22,7 +22,7 @@ class Shape:
     tokens: int
     basis_numbers: int = 0
     halves_parameters: int = 0
-    first_parameters: int = 0
+    first_maps_flops: int = 0
     sender_tokens: int | None = None
 
     @property
@@ -89,7 +89,7 @@ def next_token(shape: Shape) -> int:
 
 def first_maps(shape: Shape) -> int:
     """The translator's maps of layers that the receiver computed itself, over sampled tokens."""
-    return 2 * shape.first_parameters * min(SAMPLED, shape.tokens)
+    return shape.first_maps_flops * min(SAMPLED, shape.tokens)
 
 
 def basis(shape: Shape) -> int:

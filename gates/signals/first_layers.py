@@ -5,7 +5,6 @@ Costs the maps of those layers over the sample; the layers themselves belong to 
 
 import torch
 
-from kvbridge.asset.maps.translator import Translator
 from kvbridge.gates.signals.base import Signal
 from kvbridge.gates.signals.reading import Inapplicable, Reading
 from kvbridge.gates.signals.residuals import relative
@@ -13,15 +12,9 @@ from kvbridge.gates.signals.residuals import relative
 
 def _read(reading: Reading) -> tuple[float, ...]:
     e = reading.evidence
-    maps = {
-        key: groups for key, groups in reading.translator.maps.items() if key[0] < e.exact_layers
-    }
-    if not maps:
+    part = reading.translator.only(range(e.exact_layers)).to(e.receiver.device)
+    if not part.layers:
         raise Inapplicable("the translator has no map of a layer that the receiver computed itself")
-    t = reading.translator
-    part = Translator(t.sender, t.receiver, t.family, t.receiver_features, maps).to(
-        e.receiver.device
-    )
     reading.spend("first_maps")
     rows = reading.sampled()
     features = None if e.features is None else e.features[rows.to(e.features.device)]

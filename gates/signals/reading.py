@@ -68,7 +68,7 @@ class Reading:
             len(e.ids),
             factor_numbers(self.factors),
             self.extras.halves_parameters,
-            first_parameters(self.translator, e.exact_layers),
+            self.translator.only(range(e.exact_layers)).flops(),
             len(e.snapshot),
         )
 
@@ -236,13 +236,3 @@ def head(model: Model, states: Tensor) -> Tensor:
 def factor_numbers(factors: Mapping[str, Factor]) -> int:
     """Multiply-adds of one row's projections onto all factors."""
     return sum(factor.directions.numel() for factor in factors.values())
-
-
-def first_parameters(translator: Translator, exact_layers: int) -> int:
-    """Numbers in the maps of the layers that the receiver computes itself."""
-    return sum(
-        g.W.numel() + g.b.numel()
-        for (i, _), groups in translator.maps.items()
-        if i < exact_layers
-        for g in groups
-    )

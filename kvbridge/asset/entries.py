@@ -1,4 +1,4 @@
-"""The maps and tensors that a manifest announces, typed and checked. No torch."""
+"""The maps, factors and tensors that a manifest announces, typed and checked. No torch."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvbridge.errors import CorruptFile
-from kvbridge.format import FLOAT_DTYPES
+from kvbridge.asset.maps import MAP_KINDS, Maps
+from kvbridge.asset.maps.base import Block, check_block, check_shapes
+from kvbridge.asset.maps.dense import DenseMaps
+from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
 from kvbridge.geometry import KVGeometry
 from kvbridge.headers import Header
 
 FACTOR = "leverage."
-
-
-@dataclass(frozen=True)
-class GroupEntry:
-    """One group of receiver heads and what it reads: blocks of (sender layer, stream, heads or None)."""
-
-    heads: tuple[int, ...]
-    blocks: tuple[tuple[int, str, tuple[int, ...] | None], ...]
-    features: bool
+KIND = "kind"
 
 
 @dataclass(frozen=True)
@@ -35,77 +29,40 @@ class FactorEntry:
         return {"layers": list(self.layers), "rank": self.rank}
 
 
-@dataclass(frozen=True)
-class MapEntry:
-    """The groups of one receiver layer and stream."""
-
-    layer: int
-    stream: str
-    groups: tuple[GroupEntry, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        groups = [
-            {
-                "heads": list(g.heads),
-                "blocks": [
-                    [layer, stream, None if heads is None else list(heads)]
-                    for layer, stream, heads in g.blocks
-                ],
-                "features": g.features,
-            }
-            for g in self.groups
-        ]
-        return {"layer": self.layer, "stream": self.stream, "groups": groups}
+def maps_json(maps: Maps) -> Any:
+    """What a manifest says of maps: the list of dense ones, which it does not name, or a mapping that names its kind."""
+    body = maps.to_json()
+    return body if maps.kind == DenseMaps.kind else {KIND: maps.kind, **body}
 
 
-def read_maps(
-    body: Any, sender: KVGeometry, receiver: KVGeometry, name: str
-) -> tuple[MapEntry, ...]:
-    """Typed maps out of JSON, every index within its geometry; raises CorruptFile."""
-    entries: list[MapEntry] = []
+def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> Maps:
+    """The inverse of `maps_json`: every index within its geometry, every layer from some one to the last mapped.
+
+    Raises CorruptFile, or UnknownSchema for a kind that is not known here.
+    """
+    kind: Any = DenseMaps.kind
+    if isinstance(body, dict):
+        kind, body = body.get(KIND), {key: value for key, value in body.items() if key != KIND}
+        if not isinstance(kind, str) or kind == DenseMaps.kind:
+            raise CorruptFile(f"{name}: malformed maps: expected a list, or a mapping with a kind")
+        if kind not in MAP_KINDS:
+            raise UnknownSchema(
+                f"{name}: expected maps of a kind known here ({', '.join(MAP_KINDS)}), "
+                f"found {kind!r:.40}; use the matching kvbridge or fit again"
+            )
     try:
-        for item in body:
-            groups = tuple(
-                GroupEntry(
-                    tuple(_index(h) for h in g["heads"]),
-                    tuple(
-                        (_index(a), _text(s), None if h is None else tuple(_index(x) for x in h))
-                        for a, s, h in g["blocks"]
-                    ),
-                    _flag(g["features"]),
-                )
-                for g in item["groups"]
-            )
-            entries.append(MapEntry(_index(item["layer"]), _text(item["stream"]), groups))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CorruptFile(f"{name}: malformed maps: {error}") from error
-    keys = [(e.layer, e.stream) for e in entries]
-    if len(set(keys)) != len(keys):
-        raise CorruptFile(f"{name}: a layer's map stands twice")
-    first = min((layer for layer, _ in keys), default=len(receiver.layers))
-    wanted = {
-        (i, s.name) for i, layer in enumerate(receiver.layers) if i >= first for s in layer.streams
-    }
-    if not keys or set(keys) != wanted:
+        maps = MAP_KINDS[kind].read(body, sender, receiver, name)
+    except UsageError as error:
+        raise CorruptFile(f"{name}: malformed maps: {str(error)[:200]}") from error
+    layers = maps.layers
+    if not layers or layers != tuple(range(layers[0], len(receiver.layers))):
         raise CorruptFile(f"{name}: expected maps of every stream from some layer to the last")
-    for entry in entries:
-        _within(receiver, entry.layer, entry.stream, (), name)
-        count = receiver.layers[entry.layer].stream(entry.stream).heads
-        covered = sorted(h for g in entry.groups for h in g.heads)
-        if len(covered) != count or covered != list(range(count)):
-            raise CorruptFile(
-                f"{name}: layer {entry.layer} {entry.stream}: every head must be in exactly one group"
-            )
-        for g in entry.groups:
-            for layer, stream, heads in g.blocks:
-                _within(sender, layer, stream, heads or (), name)
-    return tuple(entries)
+    return maps
 
 
 def read_factors(body: Any, sender: KVGeometry, name: str) -> dict[str, FactorEntry]:
     """Factors by stream out of JSON, every layer within the sender; raises CorruptFile."""
-    found = {}
+    factors = {}
     try:
         for stream, entry in body.items():
             if set(entry) != {"layers", "rank"}:
@@ -114,91 +71,18 @@ def read_factors(body: Any, sender: KVGeometry, name: str) -> dict[str, FactorEn
             if not layers or len(set(layers)) != len(layers):
                 raise ValueError(f"expected different sender layers, found {str(layers)[:40]}")
             for layer in layers:
-                _within(sender, layer, stream, (), name)
+                check_block(sender, Block(layer, stream))
             if not 1 <= rank <= factor_width(sender, stream, layers):
                 raise ValueError(f"no factor of these layers has rank {rank}")
-            found[_text(stream)] = FactorEntry(layers, rank)
+            factors[stream] = FactorEntry(layers, rank)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptFile(f"{name}: malformed leverage: {str(error)[:200]}") from error
-    return found
+    return factors
 
 
 def factor_width(sender: KVGeometry, stream: str, layers: tuple[int, ...]) -> int:
     """Columns of one stream's rows of these sender layers, side by side."""
     return sum(sender.layers[i].stream(stream).features for i in layers)
-
-
-def _within(
-    geometry: KVGeometry, layer: int, stream: str, heads: tuple[int, ...], name: str
-) -> None:
-    try:
-        most = geometry.layers[layer].stream(stream).heads
-    except (IndexError, KeyError):
-        raise CorruptFile(
-            f"{name}: {geometry.model_id} has no layer {layer} with a stream {stream!r:.40}"
-        ) from None
-    if any(h >= most for h in heads):
-        raise CorruptFile(
-            f"{name}: layer {layer} {stream} has {most} heads, the manifest names {max(heads)}"
-        )
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"expected an index, found {value!r:.40}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"expected a string, found {value!r:.40}")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"expected true or false, found {value!r:.40}")
-    return value
-
-
-def map_entries(translator: Any) -> tuple[MapEntry, ...]:
-    """The maps of a translator as manifest entries, sorted."""
-    return tuple(
-        MapEntry(
-            layer,
-            stream,
-            tuple(
-                GroupEntry(
-                    g.heads, tuple((b.layer, b.stream, b.heads) for b in g.blocks), g.features
-                )
-                for g in groups
-            ),
-        )
-        for (layer, stream), groups in sorted(translator.maps.items())
-    )
-
-
-def tensor_names(layer: int, stream: str, group: int, groups: int) -> tuple[str, str]:
-    """Names of W and b: `target.{layer}.{k|v}.{W|b}`, with the group's number where there are several."""
-    stem = f"target.{layer}.{stream}" if groups == 1 else f"target.{layer}.{stream}.{group}"
-    return f"{stem}.W", f"{stem}.b"
-
-
-def expected_shapes(
-    entries: tuple[MapEntry, ...], sender: KVGeometry, receiver: KVGeometry
-) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape of everything that `entries` need: W `[inputs, heads·width]`, b `[heads·width]`."""
-    expected: dict[str, tuple[int, ...]] = {}
-    for entry in entries:
-        for index, group in enumerate(entry.groups):
-            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
-            inputs = receiver.hidden_size if group.features else 0
-            for layer, name, heads in group.blocks:
-                stream = sender.layers[layer].stream(name)
-                inputs += stream.features if heads is None else len(heads) * stream.width
-            outputs = len(group.heads) * receiver.layers[entry.layer].stream(entry.stream).width
-            expected[w], expected[b] = (inputs, outputs), (outputs,)
-    return expected
 
 
 def factor_names(stream: str) -> tuple[str, str, str]:
@@ -210,34 +94,34 @@ def factor_shapes(
     factors: Mapping[str, FactorEntry], sender: KVGeometry
 ) -> dict[str, tuple[int, ...]]:
     """Tensor name → shape of factors: mean and scale `[features]`, directions `[features, rank]`."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for stream, entry in factors.items():
         width = factor_width(sender, stream, entry.layers)
-        shapes = (width,), (width,), (width, entry.rank)
-        found.update(zip(factor_names(stream), shapes, strict=True))
-    return found
+        shapes.update(
+            zip(factor_names(stream), ((width,), (width,), (width, entry.rank)), strict=True)
+        )
+    return shapes
 
 
-def check_tensors(header: Header, expected: dict[str, tuple[int, ...]], name: str) -> None:
-    """Raises CorruptFile unless the header holds exactly the expected tensors: maps of one floating-point dtype, factors
+def check_tensors(
+    header: Header, maps: Maps, name: str, factors: Mapping[str, FactorEntry] | None = None
+) -> None:
+    """Raises CorruptFile unless the header holds exactly the tensors of `maps`, as they admit them, and of `factors`,
     in F32."""
-    found = {tensor: shape for tensor, (_, shape, _) in header.tensors.items()}
-    if found != expected:
-        odd = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
-        raise CorruptFile(
-            f"{name}: tensors do not match the manifest: {', '.join(k[:80] for k in odd[:4])}"
-        )
-    dtypes = {
-        dtype for tensor, (dtype, _, _) in header.tensors.items() if not tensor.startswith(FACTOR)
-    }
-    if len(dtypes) != 1 or not dtypes <= set(FLOAT_DTYPES):
-        raise CorruptFile(
-            f"{name}: expected weights of one floating-point dtype, found {', '.join(sorted(dtypes))}"
-        )
-    odd = [
-        t[:80]
-        for t, (dtype, _, _) in header.tensors.items()
-        if t.startswith(FACTOR) and dtype != "F32"
-    ]
-    if odd:
-        raise CorruptFile(f"{name}: expected {odd[0]} in F32")
+    of_maps: dict[str, tuple[str, tuple[int, ...]]] = {}
+    of_factors: dict[str, tuple[int, ...]] = {}
+    for tensor, (dtype, shape, _) in header.tensors.items():
+        if not tensor.startswith(FACTOR):
+            of_maps[tensor] = (dtype, shape)
+            continue
+        of_factors[tensor] = shape
+        if dtype != "F32":
+            raise CorruptFile(f"{name}: expected {tensor[:80]} in F32")
+    check_shapes(of_factors, factor_shapes(factors or {}, maps.sender), name)
+    maps.admit(of_maps, name)
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected an index, found {value!r:.40}")
+    return value

@@ -14,23 +14,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from kvbridge.asset.card import model_card
-from kvbridge.asset.entries import (
-    FactorEntry,
-    MapEntry,
-    check_tensors,
-    expected_shapes,
-    factor_names,
-    map_entries,
-    tensor_names,
-)
+from kvbridge.asset.entries import FACTOR, FactorEntry, factor_names
 from kvbridge.asset.leverage import Factor
-from kvbridge.asset.manifest import Manifest, check_controls
-from kvbridge.asset.maps.translator import Block, GroupMap, Translator
+from kvbridge.asset.manifest import Controls, Manifest, controls_json
+from kvbridge.asset.maps.translator import Translator
 from kvbridge.codec import read_json
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import folder_digest, publish_folder, stands_already, verify_folder
 from kvbridge.format import CARD, CONTROL_SET, MAX_ASSET_TENSORS, METADATA_KEY, TRANSLATOR
-from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.geometry import digest_json
 from kvbridge.headers import check_safetensors_header
 
 MANIFEST, WEIGHTS, CONTROLS = TRANSLATOR.description, TRANSLATOR.tensors, CONTROL_SET.tensors
@@ -56,12 +48,13 @@ def save_asset(fit: Any, path: str | Path) -> str:
     that an asset never stands without it.
     """
     path = Path(path)
-    entries = map_entries(fit.translator)
+    if fit.translator.tensors.keys() != fit.translator.maps.shapes.keys():
+        raise UsageError("expected a whole translator to save, found a part of one")
     factors = {s: FactorEntry(f.layers, f.directions.shape[1]) for s, f in fit.factors.items()}
-    binding = Manifest.of_fit(fit, entries, factors, weights_bytes=0).binding
-    tensors = _tensors(fit.translator) | _factor_tensors(fit.factors)
+    binding = Manifest.of_fit(fit, factors, weights_bytes=0).binding
+    tensors = fit.translator.saved() | _factor_tensors(fit.factors)
     weights = save(tensors, metadata={METADATA_KEY: binding})
-    manifest = Manifest.of_fit(fit, entries, factors, weights_bytes=len(weights))
+    manifest = Manifest.of_fit(fit, factors, weights_bytes=len(weights))
     files = {
         MANIFEST: _json_bytes(manifest.body),
         WEIGHTS: weights,
@@ -70,15 +63,10 @@ def save_asset(fit: Any, path: str | Path) -> str:
     digest = folder_digest(files)
     controls: dict[str, bytes] = {}
     if fit.controls is not None:
-        body = {
-            "schema": CONTROL_SET.schema,
-            "translator": digest,
-            "receiver_features": fit.controls.receiver_features,
-            "maps": [entry.to_json() for entry in map_entries(fit.controls)],
-        }
+        body = controls_json(fit.controls, digest)
         controls = {
             MANIFEST: _json_bytes(body),
-            CONTROLS: save(_tensors(fit.controls), metadata={METADATA_KEY: digest_json(body)}),
+            CONTROLS: save(fit.controls.saved(), metadata={METADATA_KEY: digest_json(body)}),
         }
         stands_already(CONTROL_SET.beside(path), controls)
     stands_already(path, files)
@@ -97,22 +85,15 @@ def load_asset(path: str | Path) -> Asset:
     path = Path(path)
     digest = verify_folder(path, required=frozenset({MANIFEST, WEIGHTS, CARD}))
     manifest = Manifest.from_json(read_json(path / MANIFEST), str(path / MANIFEST))
-    tensors = _read_tensors(
-        path / WEIGHTS, manifest.shapes, manifest.binding, manifest.weights_bytes
+    weights = path / WEIGHTS
+    header = check_safetensors_header(
+        weights, max_tensors=MAX_ASSET_TENSORS, max_bytes=manifest.weights_bytes
     )
-    translator = _translator(
-        tensors,
-        manifest.sender,
-        manifest.receiver,
-        manifest.family,
-        manifest.receiver_features,
-        manifest.maps,
-        str(path),
+    manifest.admit(header, weights.stat().st_size, str(weights))
+    tensors = _read_tensors(weights)
+    translator = Translator(
+        manifest.family, manifest.receiver_features, manifest.maps, _of_maps(tensors)
     )
-    if translator.parameters != manifest.body["parameters"]:
-        raise CorruptFile(
-            f"{path}: {translator.parameters} parameters, the manifest says {manifest.body['parameters']}"
-        )
     return Asset(path, digest, manifest, translator, _factors(tensors, manifest.factors, str(path)))
 
 
@@ -121,21 +102,12 @@ def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
     path = CONTROL_SET.beside(asset.path) if path is None else Path(path)
     verify_folder(path, required=frozenset({MANIFEST, CONTROLS}))
     body = read_json(path / MANIFEST)
-    features, entries = check_controls(body, asset.digest, asset.manifest, str(path))
-    sender, receiver = asset.manifest.sender, asset.manifest.receiver
-    tensors = _read_tensors(
-        path / CONTROLS, expected_shapes(entries, sender, receiver), digest_json(body), None
+    controls = Controls.from_json(body, asset.digest, asset.manifest, str(path))
+    weights = path / CONTROLS
+    controls.admit(check_safetensors_header(weights, max_tensors=MAX_ASSET_TENSORS), str(weights))
+    return Translator(
+        "token-only", controls.receiver_features, controls.maps, _read_tensors(weights)
     )
-    return _translator(tensors, sender, receiver, "token-only", features, entries, str(path))
-
-
-def _tensors(translator: Translator) -> dict[str, Tensor]:
-    found = {}
-    for (layer, name), groups in translator.maps.items():
-        for index, g in enumerate(groups):
-            w, b = tensor_names(layer, name, index, len(groups))
-            found[w], found[b] = g.W.detach().cpu().contiguous(), g.b.detach().cpu().contiguous()
-    return dict(sorted(found.items()))
 
 
 def _factor_tensors(factors: Mapping[str, Factor]) -> dict[str, Tensor]:
@@ -152,20 +124,8 @@ def _factor_tensors(factors: Mapping[str, Factor]) -> dict[str, Tensor]:
     return found
 
 
-def _read_tensors(
-    path: Path, shapes: dict[str, tuple[int, ...]], binding: str, announced_bytes: int | None
-) -> dict[str, Tensor]:
-    """The tensors of a weights file, exactly those of `shapes`, bound and finite."""
-    header = check_safetensors_header(
-        path, max_tensors=MAX_ASSET_TENSORS, max_bytes=announced_bytes
-    )
-    if announced_bytes is not None and path.stat().st_size != announced_bytes:
-        raise CorruptFile(
-            f"{path}: {path.stat().st_size} bytes, the manifest says {announced_bytes}"
-        )
-    check_tensors(header, shapes, str(path))
-    if header.metadata != {METADATA_KEY: binding}:
-        raise CorruptFile(f"{path}: these weights are not of this manifest; fetch or fit it again")
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file whose header was admitted; all are finite."""
     try:
         tensors = load_file(path)
     except SafetensorError as error:
@@ -195,34 +155,8 @@ def _factors(
     return found
 
 
-def _translator(
-    tensors: Mapping[str, Tensor],
-    sender: KVGeometry,
-    receiver: KVGeometry,
-    family: str,
-    features: str,
-    entries: tuple[MapEntry, ...],
-    name: str,
-) -> Translator:
-    maps = {}
-    for entry in entries:
-        groups = []
-        for index, group in enumerate(entry.groups):
-            w, b = tensor_names(entry.layer, entry.stream, index, len(entry.groups))
-            groups.append(
-                GroupMap(
-                    group.heads,
-                    tuple(Block(*x) for x in group.blocks),
-                    group.features,
-                    tensors[w],
-                    tensors[b],
-                )
-            )
-        maps[entry.layer, entry.stream] = tuple(groups)
-    try:
-        return Translator(sender, receiver, family, features, maps)
-    except UsageError as error:
-        raise CorruptFile(f"{name}: {error}") from error
+def _of_maps(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(FACTOR)}
 
 
 def _json_bytes(body: Mapping[str, Any]) -> bytes:

@@ -10,15 +10,16 @@ from typing import Any
 
 from kvbridge.asset.entries import (
     FactorEntry,
-    MapEntry,
-    expected_shapes,
-    factor_shapes,
+    check_tensors,
+    maps_json,
     read_factors,
     read_maps,
 )
+from kvbridge.asset.maps import Maps
 from kvbridge.errors import CorruptFile, UnknownSchema
-from kvbridge.format import CONTROL_SET, MAX_FITTED_DOCUMENTS, TRANSLATOR
+from kvbridge.format import CONTROL_SET, MAX_FITTED_DOCUMENTS, METADATA_KEY, TRANSLATOR
 from kvbridge.geometry import KVGeometry, digest_json, short_name
+from kvbridge.headers import Header
 
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
@@ -68,14 +69,15 @@ class Manifest:
     body: dict[str, Any]
     sender: KVGeometry
     receiver: KVGeometry
-    maps: tuple[MapEntry, ...]
+    maps: Maps
     factors: Mapping[str, FactorEntry] = field(default_factory=dict)
 
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor name → shape of everything that weights.safetensors must hold."""
-        maps = expected_shapes(self.maps, self.sender, self.receiver)
-        return maps | factor_shapes(self.factors, self.sender)
+    def admit(self, header: Header, size_bytes: int, name: str) -> None:
+        """Raises CorruptFile unless weights of that header and size are those announced here, to each shape and dtype."""
+        if size_bytes != self.weights_bytes:
+            raise CorruptFile(f"{name}: {size_bytes} bytes, the manifest says {self.weights_bytes}")
+        check_tensors(header, self.maps, name, self.factors)
+        check_binding(header, self.binding, name)
 
     @property
     def family(self) -> str:
@@ -118,7 +120,6 @@ class Manifest:
     def of_fit(
         cls,
         fit: Any,
-        maps: tuple[MapEntry, ...],
         factors: Mapping[str, FactorEntry],
         *,
         weights_bytes: int,
@@ -132,7 +133,7 @@ class Manifest:
             "family": translator.family,
             "receiver_features": translator.receiver_features,
             "config": fit.config.to_json(),
-            "maps": [entry.to_json() for entry in maps],
+            "maps": maps_json(translator.maps),
             "lambda": fit.lambdas,
             "jitter": fit.jitter,
             "corpus_digest": fit.corpus_digest,
@@ -151,7 +152,7 @@ class Manifest:
             body["fitted_on"] = list(fit.fitted_on)
         if factors:
             body["leverage"] = {stream: entry.to_json() for stream, entry in factors.items()}
-        return cls(body, translator.sender, translator.receiver, maps, factors)
+        return cls(body, translator.sender, translator.receiver, translator.maps, factors)
 
     @classmethod
     def from_json(cls, body: Any, name: str) -> Manifest:
@@ -201,7 +202,11 @@ class Manifest:
         _check_names(body.get("fitted_on", []), name)
         _check_scores(body["scores"], name)
         maps = read_maps(body["maps"], sender, receiver, name)
-        _check_features(body["receiver_features"], maps, receiver, name)
+        _check_features(body["receiver_features"], maps, name)
+        if body["parameters"] != maps.parameters:
+            raise CorruptFile(
+                f"{name}: maps of {maps.parameters} parameters, parameters says {body['parameters']}"
+            )
         return cls(
             body, sender, receiver, maps, read_factors(body.get("leverage", {}), sender, name)
         )
@@ -251,34 +256,63 @@ def _check_scores(scores: dict[str, Any], name: str) -> None:
             raise CorruptFile(f"{name}: score {key} holds something that is not a number")
 
 
-def _check_features(
-    features: str, maps: tuple[MapEntry, ...], receiver: KVGeometry, name: str
-) -> None:
-    """Raises CorruptFile unless `features` is `none`, `embeddings` or `hidden:m` of that receiver, and every map agrees."""
-    match = _FEATURES.fullmatch(features)
+def _check_features(features: str, maps: Maps, name: str) -> None:
+    """Raises CorruptFile unless `features` is `none`, `embeddings` or `hidden:m` of the receiver, and the maps agree."""
+    match, receiver = _FEATURES.fullmatch(features), maps.receiver
     if match is None or (match[1] and int(match[1]) >= len(receiver.layers)):
         raise CorruptFile(f"{name}: {receiver.model_id} has no receiver features {features!r:.40}")
-    if any(g.features != (features != "none") for entry in maps for g in entry.groups):
-        raise CorruptFile(f"{name}: receiver features are {features}, and some map disagrees")
+    if maps.features != (features != "none"):
+        raise CorruptFile(f"{name}: receiver features are {features}, and the maps disagree")
 
 
-def check_controls(
-    body: Any, translator_digest: str, asset: Manifest, name: str
-) -> tuple[str, tuple[MapEntry, ...]]:
-    """Receiver features and maps of a control set; raises where it does not name this translator."""
-    if not isinstance(body, dict) or body.get("schema") != CONTROL_SET.schema:
-        raise UnknownSchema(f"{name}: expected schema {CONTROL_SET.schema}")
-    if body.get("translator") != translator_digest:
-        raise CorruptFile(
-            f"{name}: these controls are of another translator; expected {translator_digest}, found {body.get('translator')}"
-        )
-    if set(body) != {"schema", "translator", "receiver_features", "maps"}:
-        raise CorruptFile(f"{name}: expected schema, translator, receiver_features and maps only")
-    features = body["receiver_features"]
-    if not isinstance(features, str) or features == "none":
-        raise CorruptFile(f"{name}: receiver_features must be embeddings or hidden:m")
-    maps = read_maps(body["maps"], asset.sender, asset.receiver, name)
-    _check_features(features, maps, asset.receiver, name)
-    if any(g.blocks for entry in maps for g in entry.groups):
-        raise CorruptFile(f"{name}: a control that reads the sender is none")
-    return features, maps
+@dataclass(frozen=True)
+class Controls:
+    """A control set's manifest; `binding` is what the weights' own metadata carries."""
+
+    receiver_features: str
+    maps: Maps
+    binding: str
+
+    @classmethod
+    def from_json(cls, body: Any, translator_digest: str, asset: Manifest, name: str) -> Controls:
+        """Raises UnknownSchema or CorruptFile where this is no control set of the translator with that digest."""
+        if not isinstance(body, dict) or body.get("schema") != CONTROL_SET.schema:
+            raise UnknownSchema(f"{name}: expected schema {CONTROL_SET.schema}")
+        if body.get("translator") != translator_digest:
+            raise CorruptFile(
+                f"{name}: these controls are of another translator; expected {translator_digest}, "
+                f"found {str(body.get('translator'))[:80]}"
+            )
+        if set(body) != {"schema", "translator", "receiver_features", "maps"}:
+            raise CorruptFile(
+                f"{name}: expected schema, translator, receiver_features and maps only"
+            )
+        features = body["receiver_features"]
+        if not isinstance(features, str) or features == "none":
+            raise CorruptFile(f"{name}: receiver_features must be embeddings or hidden:m")
+        maps = read_maps(body["maps"], asset.sender, asset.receiver, name)
+        _check_features(features, maps, name)
+        if maps.reads(range(len(asset.receiver.layers))):
+            raise CorruptFile(f"{name}: a control that reads the sender is none")
+        return cls(features, maps, digest_json(body))
+
+    def admit(self, header: Header, name: str) -> None:
+        """Raises CorruptFile unless weights with this header are those announced here, down to each shape and dtype."""
+        check_tensors(header, self.maps, name)
+        check_binding(header, self.binding, name)
+
+
+def controls_json(translator: Any, translator_digest: str) -> dict[str, Any]:
+    """What `Controls.from_json` reads, of the control map of the translator with that digest."""
+    return {
+        "schema": CONTROL_SET.schema,
+        "translator": translator_digest,
+        "receiver_features": translator.receiver_features,
+        "maps": maps_json(translator.maps),
+    }
+
+
+def check_binding(header: Header, binding: str, name: str) -> None:
+    """Raises CorruptFile unless the weights name the description that they were written with."""
+    if header.metadata != {METADATA_KEY: binding}:
+        raise CorruptFile(f"{name}: these weights are not of this manifest; fetch or fit it again")

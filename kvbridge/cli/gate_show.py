@@ -13,7 +13,7 @@ from kvbridge.gates.decide.timing import Timing
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import DEFAULT, SIGNALS
 from kvbridge.gates.signals.costs import BUDGET, PARTS, Shape
-from kvbridge.gates.signals.reading import factor_numbers, first_parameters
+from kvbridge.gates.signals.reading import factor_numbers
 from kvbridge.handoff.cost import prefill_flops
 
 TOKENS = 2048
@@ -36,7 +36,7 @@ def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
         TOKENS,
         factor_numbers(asset.factors),
         found.extras.halves_parameters,
-        first_parameters(asset.translator, max(1, found.rungs[0].plan.layers)),
+        asset.translator.only(range(max(1, found.rungs[0].plan.layers))).flops(),
     )
     dense = prefill_flops(manifest.receiver, TOKENS)
     return {

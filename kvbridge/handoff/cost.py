@@ -38,16 +38,11 @@ def forward_flops(
     return total
 
 
-def translation_flops(parameters: int, tokens: int) -> int:
-    """FLOPs of applying maps with `parameters` numbers to `tokens` tokens."""
-    return 2 * parameters * tokens
-
-
 def handoff_parts(
     receiver: KVGeometry,
     tokens: int,
     *,
-    translator_parameters: int = 0,
+    translator_flops: int = 0,
     translated: int = 0,
     first_layers: int = 0,
     recomputed: int = 0,
@@ -56,15 +51,15 @@ def handoff_parts(
     """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens, of which
     the receiver has the first `known` already, by part.
 
-    `translate`: `translated` tokens through the maps; `prefill`: the unknown tokens through the first
-    layers; `repair`: `recomputed` cached tokens and the last one through the whole receiver.
+    `translate`: `translated` tokens through the maps, at `translator_flops` each; `prefill`: the
+    unknown tokens through the first layers; `repair`: `recomputed` cached tokens and the last one through the whole receiver.
     """
     prefill = 0
     if first_layers:
         prefill = forward_flops(receiver, tokens - known, known, layers=first_layers)
     repair = forward_flops(receiver, recomputed, max(0, tokens - 1 - recomputed))
     return {
-        "translate": translation_flops(translator_parameters, translated),
+        "translate": translator_flops * translated,
         "prefill": prefill,
         "repair": repair + forward_flops(receiver, 1, tokens - 1, head=True),
     }
@@ -76,13 +71,13 @@ def request_parts(pair: Pair, request: Request) -> dict[str, int]:
     aligned = after("align", request.aligned)
     features = after("features", request.features)
     geometry = pair.receiver.geometry
-    parameters = 0
+    flops = 0
     if pair.translator is not None and features.exact_layers < len(geometry.layers):
-        parameters = pair.translator.parameters
+        flops = pair.translator.flops()
     return handoff_parts(
         geometry,
         len(request.encoding),
-        translator_parameters=parameters,
+        translator_flops=flops,
         translated=len(request.rows),
         first_layers=0 if features.first is None else len(features.first.layers),
         recomputed=len(aligned.chosen),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvbridge.asset.entries import FACTOR, check_tensors, expected_shapes
-from kvbridge.asset.manifest import Manifest, check_controls
+from kvbridge.asset.manifest import Controls, Manifest, check_binding
 from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, Refused
 from kvbridge.files import parse_sums
@@ -24,7 +22,6 @@ from kvbridge.format import (
     MAX_CARD_BYTES,
     MAX_JSON_BYTES,
     MAX_SUMS_BYTES,
-    METADATA_KEY,
     SUMS,
 )
 from kvbridge.geometry import digest_json
@@ -123,33 +120,13 @@ def _check_weights(
 ) -> None:
     """Raises CorruptFile unless the header holds exactly what the description says, and names it."""
     if manifest is not None:
-        if size_bytes != manifest.weights_bytes:
-            raise CorruptFile(
-                f"{name}: {size_bytes} bytes, the manifest says {manifest.weights_bytes}"
-            )
-        check_tensors(header, manifest.shapes, name)
-        numbers = sum(
-            math.prod(shape)
-            for t, (_, shape, _) in header.tensors.items()
-            if not t.startswith(FACTOR)
-        )
-        if numbers != manifest.body["parameters"]:
-            raise CorruptFile(
-                f"{name}: {numbers} parameters, the manifest says {manifest.body['parameters']}"
-            )
-        binding = manifest.binding
+        manifest.admit(header, size_bytes, name)
     elif kind == "controls" and bound_to is not None:
         digest, asset = bound_to
-        _, maps = check_controls(body, digest, asset, name)
-        check_tensors(header, expected_shapes(maps, asset.sender, asset.receiver), name)
-        binding = digest_json(body)
+        Controls.from_json(body, digest, asset, name).admit(header, name)
     elif kind == "calibration":
         _check_calibration(header, body, bound_to, name)
-        binding = digest_json(body)
-    else:
-        return
-    if header.metadata != {METADATA_KEY: binding}:
-        raise CorruptFile(f"{name}: these weights are not of this manifest; fetch or fit it again")
+        check_binding(header, digest_json(body), name)
 
 
 def _check_calibration(

@@ -191,10 +191,8 @@ def test_another_control_map_or_gate_is_another_run() -> None:
     assert pair_digest(one) == pair_digest(setup())
     controls = one.control.translator
     assert controls is not None
-    key, groups = next(iter(controls.maps.items()))
-    other = replace(
-        controls, maps={**controls.maps, key: tuple(replace(g, b=g.b + 1e-3) for g in groups)}
-    )
+    bias = controls.tensors["target.0.k.b"] + 1e-3
+    other = replace(controls, tensors={**controls.tensors, "target.0.k.b": bias})
     translator = one.bridge.translator
     assert translator is not None
     assert pair_digest(Setup.of(translator, other, sender(), receiver())) != pair_digest(one)

@@ -78,7 +78,7 @@ def plain_r2(
         _, x = content_rows(ours, text)
         _, y = content_rows(theirs, text)
         out = fit.translator(x, None)
-        for layer, name in fit.translator.maps:
+        for layer, name in ((i, stream) for i in y for stream in y[i]):
             found.setdefault((layer, name), []).append(
                 out[layer][name][fit.config.sinks :].double()
             )

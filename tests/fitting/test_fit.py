@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import kvbridge
-from kvbridge.asset.maps.translator import Block
+from kvbridge.asset.maps.base import Block
+from kvbridge.asset.maps.dense import DenseMaps
 from kvbridge.errors import DataError, NotEnoughRows, OverBudget, PairRefused, UsageError
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.families import FAMILIES, Group
@@ -32,16 +33,19 @@ def check_family(name: str, features: str) -> None:
     without a sender."""
     fit = fitted(family=name, receiver_features=features)
     translator = fit.translator
-    assert set(translator.maps) == {(i, s) for i in range(3) for s in ("k", "v")}
-    for (_, stream), groups in translator.maps.items():
+    maps = translator.maps
+    assert isinstance(maps, DenseMaps)
+    assert set(maps.groups) == {(i, s) for i in range(3) for s in ("k", "v")}
+    assert maps.features == (features != "none")
+    for (_, stream), groups in maps.groups.items():
         assert sorted(h for g in groups for h in g.heads) == [0, 1, 2, 3]
-        assert all(g.features == (features != "none") for g in groups)
         assert all(b.stream == stream for g in groups for b in g.blocks)
-        assert all(g.W.isfinite().all() and g.b.isfinite().all() for g in groups)
+    assert set(translator.tensors) == set(maps.shapes)
+    assert all(tensor.isfinite().all() for tensor in translator.tensors.values())
     assert fit.controls is not None
     assert fit.controls.sender_layers == ()
     assert fit.controls.receiver_features == ("embeddings" if features == "none" else features)
-    assert set(fit.scores.r2) == set(translator.maps)
+    assert set(fit.scores.r2) == set(maps.groups)
     assert all(v.shape == (4, 8) and not v.isnan().all() for v in fit.scores.r2.values())
     assert all(c is not None and -1 <= c <= 1 for c in fit.scores.attention_cosine)
     assert set(fit.lambdas) == set(fit.jitter) == {f"{i}.{s}" for i in range(3) for s in ("k", "v")}
@@ -90,10 +94,9 @@ def test_head_local_reads_the_matching_head(geometry, ours, theirs, expected):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_solvers_give_the_same_translator(solver):
     found, base = fitted(solver=solver, precision="float64"), fitted(precision="float64")
-    for key, groups in base.translator.maps.items():
-        torch.testing.assert_close(
-            found.translator.maps[key][0].W, groups[0].W, rtol=1e-3, atol=1e-4
-        )
+    for name, tensor in base.translator.tensors.items():
+        if name.endswith(".W"):
+            torch.testing.assert_close(found.translator.tensors[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_scores_are_of_the_test_split_alone():
@@ -126,7 +129,7 @@ def test_the_control_is_scored_on_the_same_rows(features):
         with torch.no_grad():
             embedded = theirs.model.get_input_embeddings()(snapshot.token_ids)
         out = fit.controls({}, embedded)
-        for layer, name in fit.controls.maps:
+        for layer, name in fit.controls.maps.groups:
             found.setdefault((layer, name), []).append(
                 out[layer][name][fit.config.sinks :].double()
             )
@@ -150,7 +153,7 @@ def test_test_texts_do_not_alter_the_maps():
         for d in documents()
     )
     a, b = fitted(), fitted(other)
-    assert torch.equal(a.translator.maps[1, "v"][0].W, b.translator.maps[1, "v"][0].W)
+    assert torch.equal(a.translator.tensors["target.1.v.W"], b.translator.tensors["target.1.v.W"])
     assert not torch.equal(a.scores.r2[1, "v"], b.scores.r2[1, "v"])
 
 
@@ -160,10 +163,9 @@ def test_batching_does_not_alter_the_rows():
         fitted(precision="float64", batch_tokens=1),
     )
     assert a.splits == b.splits
-    for key in a.translator.maps:
-        torch.testing.assert_close(
-            a.translator.maps[key][0].W, b.translator.maps[key][0].W, rtol=1e-2, atol=1e-3
-        )
+    for name, tensor in a.translator.tensors.items():
+        if name.endswith(".W"):
+            torch.testing.assert_close(tensor, b.translator.tensors[name], rtol=1e-2, atol=1e-3)
 
 
 def test_stride_and_sinks_thin_the_rows():
@@ -188,9 +190,8 @@ def test_one_model_at_a_time_gives_the_same_bytes(tmp_path, dtype):
     both = fitted(pair=pair, family="full-head")
     apart = fitted(pair=pair, family="full-head", one_at_a_time=True, spill_folder=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-    for key in both.translator.maps:
-        for a, b in zip(both.translator.maps[key], apart.translator.maps[key], strict=True):
-            assert torch.equal(a.W, b.W)
+    for name, tensor in both.translator.tensors.items():
+        assert torch.equal(tensor, apart.translator.tensors[name])
     digests = [kvbridge.save_asset(f, tmp_path / f"asset{i}") for i, f in enumerate((both, apart))]
     assert digests[0] == digests[1]
 
@@ -325,12 +326,11 @@ def test_heads_of_a_group_need_not_follow_one_another(monkeypatch):
 
     monkeypatch.setitem(FAMILIES, "every-second", every_second)
     apart, whole = fitted(family="every-second", lambdas=(1e-3,)), fitted(lambdas=(1e-3,))
-    ours = {
-        key: torch.cat([g.W for g in groups], dim=1)
-        for key, groups in whole.translator.maps.items()
-    }
-    for key, groups in apart.translator.maps.items():
-        width = apart.translator.receiver.layers[key[0]].stream(key[1]).width
-        for g in groups:
-            columns = torch.cat([torch.arange(h * width, (h + 1) * width) for h in g.heads])
-            assert torch.allclose(g.W, ours[key][:, columns], rtol=1e-4, atol=1e-6)
+    for (layer, stream), groups in apart.translator.maps.groups.items():
+        width = apart.translator.receiver.layers[layer].stream(stream).width
+        name = f"target.{layer}.{stream}"
+        for number, group in enumerate(groups):
+            columns = torch.cat([torch.arange(h * width, (h + 1) * width) for h in group.heads])
+            part = apart.translator.tensors[f"{name}.{number}.W"]
+            expected = whole.translator.tensors[f"{name}.W"][:, columns]
+            assert torch.allclose(part, expected, rtol=1e-4, atol=1e-6)

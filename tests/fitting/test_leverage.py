@@ -77,7 +77,7 @@ def test_a_fit_keeps_what_the_last_layers_maps_read():
     fit = made_fit()
     assert set(fit.factors) == {"k", "v"}
     for stream, factor in fit.factors.items():
-        read = {b.layer for g in fit.translator.maps[2, stream] for b in g.blocks}
+        read = {layer for layer, name in fit.translator.maps.reads(range(2, 3)) if name == stream}
         assert set(factor.layers) == read
         assert factor.directions.shape == (8 * len(read), 8 * len(read))
 
@@ -142,7 +142,7 @@ def test_factors_stay_in_fp32_beside_weights_of_fewer_bits(tmp_path):
         replace(fit, translator=fit.translator.to("cpu", torch.bfloat16)), tmp_path / "a"
     )
     loaded = kvbridge.load_asset(tmp_path / "a")
-    assert loaded.translator.maps[0, "k"][0].W.dtype is torch.bfloat16
+    assert loaded.translator.tensors["target.0.k.W"].dtype is torch.bfloat16
     assert torch.equal(loaded.factors["k"].directions, fit.factors["k"].directions)
 
 

@@ -18,7 +18,12 @@ LAMBDAS = (1e-6, 1e-3, 1e-1, 10.0)
 
 
 def support(maps, layer: int, stream: str) -> tuple[int, ...]:
-    return tuple(b.layer for b in maps.translator.maps[layer, stream][0].blocks)
+    return tuple(b.layer for b in maps.translator.maps.groups[layer, stream][0].blocks)
+
+
+def weights(translator, layer: int, stream: str) -> tuple[torch.Tensor, torch.Tensor]:
+    name = f"target.{layer}.{stream}"
+    return translator.tensors[f"{name}.W"], translator.tensors[f"{name}.b"]
 
 
 def planted_reads(sender_layers: int, receiver_layers: int) -> dict[int, dict[int, float]]:
@@ -53,8 +58,8 @@ def test_every_selector_finds_a_planted_dependence_on_two_layers(
             own = data.validation.normal(
                 [((i, stream), None) for i in sorted(sources)], (layer, stream)
             )
-            group = maps.translator.maps[layer, stream][0]
-            assert float(own.r2(group.W.double(), group.b.double()).min()) > 0.999
+            w, b = weights(maps.translator, layer, stream)
+            assert float(own.r2(w.double(), b.double()).min()) > 0.999
 
 
 @pytest.mark.parametrize("selection", [s for s in SELECTORS if s != "nearest"])
@@ -131,7 +136,7 @@ def test_penalty_is_relative_to_the_scale_of_the_inputs(geometry, planted):
         for _ in range(copies):
             moments.update(scale * x, y)
         maps = solve_maps(sender, receiver, moments, moments, config)
-        found.append(scale * maps.translator.maps[0, "k"][0].W)
+        found.append(scale * weights(maps.translator, 0, "k")[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
 
@@ -143,13 +148,9 @@ def test_validation_rows_do_not_enter_the_maps(geometry, planted):
         planted(sender, receiver, {0: {0: 1.0}}),
         planted(sender, receiver, {0: {0: 1.0}}, seed=9),
     )
-    a = solve_maps(sender, receiver, one.train, one.validation, config).translator.maps[0, "k"][0].W
-    b = (
-        solve_maps(sender, receiver, one.train, other.validation, config)
-        .translator.maps[0, "k"][0]
-        .W
-    )
-    assert torch.equal(a, b)
+    a = solve_maps(sender, receiver, one.train, one.validation, config).translator
+    b = solve_maps(sender, receiver, one.train, other.validation, config).translator
+    assert torch.equal(weights(a, 0, "k")[0], weights(b, 0, "k")[0])
 
 
 @pytest.mark.parametrize("features", ["none", "embeddings", "hidden:1"])
@@ -160,16 +161,13 @@ def test_the_token_only_control_reads_no_sender(features, geometry, planted):
     controls = solve_controls(sender, receiver, data.train, data.validation, config).translator
     assert controls.sender_layers == ()
     assert controls.receiver_features == ("embeddings" if features == "none" else features)
-    for layer, stream in controls.maps:
-        (group,) = controls.maps[layer, stream]
+    assert controls.maps.features
+    for (layer, stream), (group,) in controls.maps.groups.items():
         assert group.blocks == ()
-        assert group.features
-        assert group.W.shape == (5, 8)
+        assert weights(controls, layer, stream)[0].shape == (5, 8)
     held = data.validation.normal([(FEATURES, None)], (0, "k"))
-    group = controls.maps[0, "k"][0]
-    assert float(held.r2(group.W.double(), group.b.double()).max()) < 0.2, (
-        "nothing planted reads the features"
-    )
+    w, b = weights(controls, 0, "k")
+    assert float(held.r2(w.double(), b.double()).max()) < 0.2, "nothing planted reads the features"
 
 
 def test_largest_map_counts_the_inputs_of_the_widest_group(geometry):

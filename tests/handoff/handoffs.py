@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kvbridge import Handoff, Model, RepairPlan, Translator
-from kvbridge.asset.maps.translator import Block, GroupMap
+from kvbridge.asset.maps.base import Block
+from kvbridge.asset.maps.dense import DenseMaps, Group
 
 NEW_TOKENS = 16
 TOLERANCE = 1e-4
@@ -85,21 +86,22 @@ def renamed(model: Model) -> Model:
 
 def identity(sender: Model, receiver: Model, features: str = "none") -> Translator:
     """y = x for every layer and stream; with `features`, their columns count for nothing."""
-    maps = {}
+    groups, tensors = {}, {}
     extra = receiver.geometry.hidden_size if features != "none" else 0
     for index, layer in enumerate(receiver.geometry.layers):
         for stream in layer.streams:
-            width = stream.features
-            weights = torch.cat((torch.zeros(extra, width), torch.eye(width)))
-            group = GroupMap(
-                tuple(range(stream.heads)),
-                (Block(index, stream.name),),
-                extra > 0,
-                weights,
-                torch.zeros(width),
-            )
-            maps[index, stream.name] = (group,)
-    return Translator(sender.geometry, receiver.geometry, "full-head", features, maps)
+            width, name = stream.features, f"target.{index}.{stream.name}"
+            tensors[f"{name}.W"] = torch.cat((torch.zeros(extra, width), torch.eye(width)))
+            tensors[f"{name}.b"] = torch.zeros(width)
+            group = Group(tuple(range(stream.heads)), (Block(index, stream.name),))
+            groups[index, stream.name] = (group,)
+    maps = DenseMaps(sender.geometry, receiver.geometry, extra > 0, groups)
+    return Translator("full-head", features, maps, tensors)
+
+
+def biases(translator: Translator) -> list[Tensor]:
+    """The bias of every map: changing one makes a translator that is wrong everywhere."""
+    return [tensor for name, tensor in translator.tensors.items() if name.endswith(".b")]
 
 
 def zeroed(handoff: Handoff) -> Handoff:

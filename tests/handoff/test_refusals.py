@@ -27,7 +27,9 @@ def bridge(**changes) -> Bridge:
 
 
 def asset() -> Asset:
-    manifest = Manifest({"weights_bytes": 1234}, SENDER.geometry, RECEIVER.geometry, ())
+    manifest = Manifest(
+        {"weights_bytes": 1234}, SENDER.geometry, RECEIVER.geometry, TRANSLATOR.maps
+    )
     return Asset(Path("nowhere"), "digest-of-asset", manifest, TRANSLATOR)
 
 
@@ -251,13 +253,8 @@ def test_gate_is_not_asked_where_everything_is_exact():
 
 
 def test_gate_sees_the_translation_before_repair():
-    wrong = replace(
-        TRANSLATOR,
-        maps={
-            key: tuple(replace(g, b=g.b + 1) for g in groups)
-            for key, groups in TRANSLATOR.maps.items()
-        },
-    )
+    tensors = TRANSLATOR.tensors.items()
+    wrong = replace(TRANSLATOR, tensors={n: t + 1 if n.endswith(".b") else t for n, t in tensors})
     gate = FixedGate(Decision("use_approximate", "gate_lenient"))
     bridge(asset=wrong, gate=gate).handoff(capture(SENDER, PROMPT), PROMPT)
     (evidence,) = gate.seen

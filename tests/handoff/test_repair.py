@@ -17,7 +17,7 @@ from kvbridge.engines.transformers import recompute
 from kvbridge.errors import UsageError
 from kvbridge.handoff.plan import fidelity_map
 from kvbridge.model.probe import cache_argument, cached_layers
-from tests.handoff.handoffs import identity, renamed
+from tests.handoff.handoffs import biases, identity, renamed
 from tests.models import EXACT_KINDS, TEXT, tiny, tiny_causal, wrapped
 
 LENGTH = 40
@@ -153,9 +153,8 @@ def test_what_is_called_exact_is_what_the_receiver_computes(kind):
     receiver = tiny(kind)
     sender = renamed(receiver)
     wrong = identity(sender, receiver)
-    for groups in wrong.maps.values():
-        for group in groups:
-            group.b.add_(0.5)
+    for bias in biases(wrong):
+        bias.add_(0.5)
     plan = RepairPlan(sinks=3, tail=6, layers=2, tokens=(10, 11))
     handoff = Bridge(wrong, sender=sender, receiver=receiver).handoff(
         capture(sender, TEXT), TEXT, repair=plan

@@ -9,7 +9,7 @@ import torch
 
 from kvbridge import Bridge, RepairPlan, capture
 from kvbridge.geometry import shared_layers
-from tests.handoff.handoffs import assert_exact, continued, identity
+from tests.handoff.handoffs import assert_exact, biases, continued, identity
 from tests.models import TEXT, tiny, tiny_causal, wrapped
 
 
@@ -78,9 +78,8 @@ def test_a_changed_tokenizer_rope_or_dtype_shares_nothing():
 def test_shared_layers_are_handed_over_as_they_are(kind):
     sender, receiver = tiny(kind), tuned(kind, 3)
     translator = identity(sender, receiver)
-    for groups in translator.maps.values():
-        for group in groups:
-            group.b.add_(3.0)
+    for bias in biases(translator):
+        bias.add_(3.0)
     snapshot = capture(sender, TEXT)
     handoff = Bridge(translator, sender=sender, receiver=receiver).handoff(
         snapshot, TEXT, repair=RepairPlan(layers=0)

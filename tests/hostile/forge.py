@@ -43,7 +43,7 @@ def made_fit(seed: int = 0, family: str = "full-head", features: str = "embeddin
     )
     maps = solve_maps(sender, receiver, data.train, data.validation, config)
     controls = solve_controls(sender, receiver, data.train, data.validation, config)
-    r2 = {key: torch.full((2, 4), 0.5) for key in maps.translator.maps}
+    r2 = {(layer, s): torch.full((2, 4), 0.5) for layer in range(3) for s in ("k", "v")}
     return Fit(
         translator=maps.translator,
         controls=controls.translator,

@@ -10,8 +10,9 @@ import numpy as np
 from safetensors.numpy import save
 
 from kvbridge.asset.card import model_card
-from kvbridge.asset.entries import GroupEntry, MapEntry, expected_shapes
 from kvbridge.asset.manifest import Manifest
+from kvbridge.asset.maps.base import Block
+from kvbridge.asset.maps.dense import DenseMaps, Group
 from kvbridge.files import publish_folder
 from kvbridge.format import CALIBRATION, CONTROL_SET, TRANSLATOR
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
@@ -42,17 +43,16 @@ def geometry(
     )
 
 
-def maps(receiver: KVGeometry) -> tuple[MapEntry, ...]:
-    blocks = ((0, "k", None), (1, "k", None))
-    return tuple(
-        MapEntry(
-            i,
-            s.name,
-            (GroupEntry(tuple(range(s.heads)), tuple((a, s.name, h) for a, _, h in blocks), True),),
-        )
+def maps(
+    sender: KVGeometry, receiver: KVGeometry, *, layers: tuple[int, ...] = (0, 1)
+) -> DenseMaps:
+    """Maps of every receiver layer but the first that read sender `layers`."""
+    groups = {
+        (i, s.name): (Group(tuple(range(s.heads)), tuple(Block(a, s.name) for a in layers)),)
         for i in range(1, len(receiver.layers))
         for s in receiver.layers[i].streams
-    )
+    }
+    return DenseMaps(sender, receiver, True, groups)
 
 
 def files(
@@ -68,12 +68,11 @@ def files(
         sender or geometry("org/sender"),
         receiver or geometry("org/receiver", width=6),
     )
-    entries, random = maps(receiver), np.random.default_rng(seed)
+    entries, random = maps(sender, receiver), np.random.default_rng(seed)
     tensors = {
-        name: random.standard_normal(shape).astype(dtype)
-        for name, shape in expected_shapes(entries, sender, receiver).items()
+        name: random.standard_normal(shape).astype(dtype) for name, shape in entries.shapes.items()
     }
-    layers = sorted({e.layer for e in entries})
+    layers = list(entries.layers)
     body: dict[str, Any] = {
         "schema": TRANSLATOR.schema,
         "sender": sender.to_json(),
@@ -81,7 +80,7 @@ def files(
         "family": "full-head",
         "receiver_features": "embeddings",
         "config": {"layers": 2},
-        "maps": [entry.to_json() for entry in entries],
+        "maps": entries.to_json(),
         "lambda": {},
         "jitter": {},
         "corpus_digest": "c" * 64,
@@ -125,20 +124,17 @@ def build(
 def controls(path: Path, translator: str, *, seed: int = 0) -> Path:
     """Writes a control set of an asset made with the default geometries."""
     receiver = geometry("org/receiver", width=6)
-    entries = tuple(
-        MapEntry(e.layer, e.stream, (GroupEntry(e.groups[0].heads, (), True),))
-        for e in maps(receiver)
-    )
-    shapes = expected_shapes(entries, geometry("org/sender"), receiver)
+    entries = maps(geometry("org/sender"), receiver, layers=())
     random = np.random.default_rng(seed)
     tensors = {
-        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        name: random.standard_normal(shape).astype(np.float32)
+        for name, shape in entries.shapes.items()
     }
     body = {
         "schema": CONTROL_SET.schema,
         "translator": translator,
         "receiver_features": "embeddings",
-        "maps": [entry.to_json() for entry in entries],
+        "maps": entries.to_json(),
     }
     publish_folder(
         path,

@@ -1,7 +1,8 @@
-"""The fitted translator: frozen, callable, one affine map per group of receiver heads, in content space."""
+"""The fitted translator: frozen, callable, maps of some kind with their tensors, in content space."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,98 +10,99 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kvbridge.asset.maps.base import Block, Maps
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.errors import UsageError
-from kvbridge.geometry import KVGeometry
-
-
-@dataclass(frozen=True)
-class Block:
-    """Columns read from the sender: one layer's stream, all its heads (None) or some."""
-
-    layer: int
-    stream: str
-    heads: tuple[int, ...] | None = None
-
-    def width(self, geometry: KVGeometry) -> int:
-        """Number of columns."""
-        stream = geometry.layers[self.layer].stream(self.stream)
-        return stream.features if self.heads is None else len(self.heads) * stream.width
-
-
-@dataclass(frozen=True, eq=False)
-class GroupMap:
-    """`y = x W + b` for some heads of one receiver layer and stream.
-
-    x is the receiver's features (if `features`) followed by `blocks`; W `[inputs, heads·width]`, b `[heads·width]`.
-    """
-
-    heads: tuple[int, ...]
-    blocks: tuple[Block, ...]
-    features: bool
-    W: Tensor
-    b: Tensor
+from kvbridge.geometry import KVGeometry, digest_json
 
 
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """Maps of every (receiver layer, stream); layers without one are the receiver's to compute.
+    """Maps of receiver layers, with the tensors that they are made of, under the names that they have in the file.
 
-    `receiver_features` is `none`, `embeddings` or `hidden:m`; sender and receiver are the geometries it was fitted on.
+    Layers without a map, or outside `span` (None: all are inside), are the receiver's to compute. `receiver_features`
+    is `none`, `embeddings` or `hidden:m`. Raises UsageError where tensors are missing or of other shapes.
     """
 
-    sender: KVGeometry
-    receiver: KVGeometry
     family: str
     receiver_features: str
-    maps: Mapping[tuple[int, str], tuple[GroupMap, ...]]
+    maps: Maps
+    tensors: Mapping[str, Tensor]
+    span: range | None = None
 
     def __post_init__(self) -> None:
-        for (layer, name), groups in self.maps.items():
-            stream = self.receiver.layers[layer].stream(name)
-            if sorted(h for g in groups for h in g.heads) != list(range(stream.heads)):
-                raise UsageError(f"layer {layer} {name}: every head must be in exactly one group")
-            for g in groups:
-                width = sum(b.width(self.sender) for b in g.blocks) + (
-                    self.receiver.hidden_size if g.features else 0
-                )
-                if (
-                    tuple(g.W.shape) != (width, len(g.heads) * stream.width)
-                    or g.b.shape[0] != g.W.shape[1]
-                ):
-                    raise UsageError(
-                        f"layer {layer} {name}: expected W [{width}, {len(g.heads) * stream.width}], found {tuple(g.W.shape)}"
-                    )
+        for name in self.maps.names(self.within()):
+            expected, tensor = self.maps.shapes[name], self.tensors.get(name)
+            if tensor is None or tuple(tensor.shape) != expected:
+                shape = None if tensor is None else tuple(tensor.shape)
+                raise UsageError(f"{name}: expected shape {expected}, found {shape}")
+
+    def within(self, skip_layers: int = 0) -> range:
+        """Receiver layers from `skip_layers` on, as far as this translator goes."""
+        span = range(len(self.receiver.layers)) if self.span is None else self.span
+        return range(max(skip_layers, span.start), span.stop)
 
     @property
+    def sender(self) -> KVGeometry:
+        """The geometry whose cache is read."""
+        return self.maps.sender
+
+    @property
+    def receiver(self) -> KVGeometry:
+        """The geometry whose cache is made."""
+        return self.maps.receiver
+
+    @cached_property
     def layers(self) -> tuple[int, ...]:
         """Receiver layers that are translated, ascending."""
-        return tuple(sorted({layer for layer, _ in self.maps}))
+        within = self.within()
+        return tuple(layer for layer in self.maps.layers if layer in within)
 
     @cached_property
     def sender_layers(self) -> tuple[int, ...]:
         """Sender layers that any map reads, ascending."""
-        return tuple(
-            sorted({b.layer for groups in self.maps.values() for g in groups for b in g.blocks})
-        )
+        return tuple(sorted({layer for layer, _ in self.maps.reads(self.within())}))
 
     @cached_property
     def parameters(self) -> int:
-        """Numbers in all maps: also the multiply-adds per translated token."""
-        return sum(g.W.numel() + g.b.numel() for groups in self.maps.values() for g in groups)
+        """Numbers in all tensors."""
+        return sum(self.tensors[name].numel() for name in self.maps.names(self.within()))
+
+    def flops(self, *, skip_layers: int = 0) -> int:
+        """FLOPs per translated token (2 per multiply-add) of layers from `skip_layers` on."""
+        return self.maps.flops(self.within(skip_layers))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what the maps are and of every number in them."""
+        state = hashlib.sha256()
+        state.update(digest_json([self.maps.kind, self.maps.to_json()]).encode())
+        for name, tensor in self.saved().items():
+            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            state.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return state.hexdigest()
+
+    def saved(self) -> dict[str, Tensor]:
+        """The tensors as they are written: on the CPU, contiguous, sorted by name."""
+        return {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in sorted(self.tensors.items())
+        }
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Translator:
-        """The same translator elsewhere or in another dtype."""
-        maps = {
-            key: tuple(
-                replace(
-                    g, W=g.W.to(device, dtype or g.W.dtype), b=g.b.to(device, dtype or g.b.dtype)
-                )
-                for g in groups
-            )
-            for key, groups in self.maps.items()
+        """The same translator elsewhere, or its floating-point tensors in another dtype."""
+        tensors = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in self.tensors.items()
         }
-        return replace(self, maps=maps)
+        return replace(self, tensors=tensors)
+
+    def only(self, layers: range) -> Translator:
+        """The part of this translator that makes `layers` of the receiver, with the tensors it needs, not copied."""
+        whole = self.within(layers.start)
+        span = range(whole.start, min(whole.stop, layers.stop))
+        tensors = {name: self.tensors[name] for name in self.maps.names(span)}
+        return replace(self, tensors=tensors, span=span)
 
     @torch.no_grad()
     def __call__(
@@ -112,48 +114,42 @@ class Translator:
         one row per receiver token. Returns receiver layer → stream → `[tokens, heads, width]` fp32 in content
         space, for layers from `skip_layers` on. Arguments are not modified.
         """
-        needs = any(g.features for groups in self.maps.values() for g in groups)
-        if needs and features is None:
+        if self.maps.features and features is None:
             raise UsageError(
                 f"this translator reads receiver features ({self.receiver_features}); none were given"
             )
-        found: dict[int, LayerKV] = {}
-        joined: dict[tuple[bool, tuple[Block, ...]], Tensor] = {}
-        for (layer, name), groups in sorted(self.maps.items()):
-            if layer < skip_layers:
-                continue
-            stream = self.receiver.layers[layer].stream(name)
-            parts: list[Tensor] = []
-            for g in groups:
-                key = (g.features, g.blocks)
-                if key not in joined:
-                    joined[key] = join_inputs(
-                        content, features if g.features else None, g.blocks, g.W.dtype
-                    )
-                parts.append((joined[key] @ g.W + g.b).unflatten(-1, (len(g.heads), stream.width)))
-            whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            order = [h for g in groups for h in g.heads]
-            if order != sorted(order):
-                whole = whole[:, torch.tensor(order).argsort().to(whole.device)]
-            found.setdefault(layer, {})[name] = whole.float()
-        return found
+        rows = AlignedRows(content, features)
+        translated = self.maps.apply(self.tensors, rows, self.within(skip_layers))
+        return {
+            layer: {name: tensor.float() for name, tensor in streams.items()}
+            for layer, streams in translated.items()
+        }
 
 
-def join_inputs(
-    content: Mapping[int, LayerKV],
-    features: Tensor | None,
-    blocks: Sequence[Block],
-    dtype: torch.dtype,
-) -> Tensor:
-    """Features and blocks side by side, `[tokens, inputs]`."""
-    parts = [] if features is None else [features.to(dtype)]
-    for block in blocks:
-        tensor = content[block.layer][block.stream]
-        if block.heads is not None:
-            tensor = tensor[:, list(block.heads)]
-        parts.append(tensor.flatten(1).to(dtype))
-    if not parts:
-        raise UsageError(
-            "a map must read something: receiver features or at least one sender block"
-        )
-    return torch.cat(parts, dim=-1)
+class AlignedRows:
+    """Rows as a translator takes them; see `Rows`."""
+
+    def __init__(self, content: Mapping[int, LayerKV], features: Tensor | None) -> None:
+        self._content = content
+        self._features = features
+        self._made: dict[tuple[tuple[Block, ...], bool, torch.dtype], Tensor] = {}
+
+    def columns(self, blocks: Sequence[Block], *, features: bool, dtype: torch.dtype) -> Tensor:
+        """Features and blocks side by side, `[tokens, inputs]`, made once."""
+        key = (tuple(blocks), features, dtype)
+        if key not in self._made:
+            self._made[key] = self._join(blocks, features, dtype)
+        return self._made[key]
+
+    def _join(self, blocks: Sequence[Block], features: bool, dtype: torch.dtype) -> Tensor:
+        parts = [self._features.to(dtype)] if features and self._features is not None else []
+        for block in blocks:
+            tensor = self._content[block.layer][block.stream]
+            if block.heads is not None:
+                tensor = tensor[:, list(block.heads)]
+            parts.append(tensor.flatten(1).to(dtype))
+        if not parts:
+            raise UsageError(
+                "a map must read something: receiver features or at least one sender block"
+            )
+        return torch.cat(parts, dim=-1)
