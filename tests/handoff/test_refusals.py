@@ -78,7 +78,8 @@ def refusals():
     yield "wrong_pair", bridge(), capture(RECEIVER, PROMPT), PROMPT  # the other direction
     swapped = identity(RECEIVER, SENDER)
     yield "contract_mismatch", bridge(asset=swapped), capture(SENDER, PROMPT), PROMPT
-    stale = replace(TRANSLATOR, receiver=replace(RECEIVER.geometry, tokenizer_digest="older"))
+    older = replace(RECEIVER.geometry, tokenizer_digest="older")
+    stale = replace(TRANSLATOR, maps=replace(TRANSLATOR.maps, receiver=older))
     yield "contract_mismatch", bridge(asset=stale), capture(SENDER, PROMPT), PROMPT
     yield "text_mismatch", bridge(), capture(SENDER, PROMPT), "X" + PROMPT[1:]
     yield "text_mismatch", bridge(), capture(SENDER, PROMPT), PROMPT[:80]
