@@ -18,7 +18,7 @@ from kvbridge.asset.maps.base import Block
 from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
 from kvbridge.fitting.job import Fit
 from kvbridge.format import CONTROL_SET
-from kvbridge.registry.store.admission import Policy, admit
+from kvbridge.registry.store.admission import AdmissionPolicy, admit
 from tests.fitting.pairs import documents, fitted, receiver, sender
 from tests.hostile.forge import forge_manifest, forge_weights, refused, set_at, split_weights
 
@@ -117,7 +117,7 @@ def test_another_kind_is_saved_loaded_admitted_and_handed_over(registered, tmp_p
     assert asset.translator.tensors["B"].dtype is torch.int8
     assert asset.translator.digest == translator.digest
     assert asset.translator.sender_layers == (0, 2)
-    admitted = admit(files_of(folder), "toy", Policy())
+    admitted = admit(files_of(folder), "toy", AdmissionPolicy())
     assert admitted.record.digest == asset.digest
     bridge = kvbridge.Bridge(asset, sender=sender(), receiver=receiver())
     snapshot = kvbridge.capture(sender(), TEXT)
@@ -166,7 +166,7 @@ def test_a_hostile_header_is_refused_before_tensors_are_read(
     monkeypatch.setattr("kvbridge.asset.folder.load_file", lambda path: pytest.fail("allocated"))
     assert "B" in refused(folder)
     with pytest.raises(CorruptFile):
-        admit(files_of(folder), "toy", Policy())
+        admit(files_of(folder), "toy", AdmissionPolicy())
 
 
 @pytest.mark.parametrize(
