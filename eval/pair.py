@@ -24,7 +24,7 @@ from kvbridge.files import write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit, fit
 from kvbridge.format import RUN_ASSET, RUN_FIT
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 Say = Callable[[str], None]
 

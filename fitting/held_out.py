@@ -14,7 +14,7 @@ from kvbridge.fitting.pairs import Captured, PairSource
 from kvbridge.fitting.rows import TextBatch, pair_rows
 from kvbridge.fitting.scores import Residuals, Scores, attention_cosine
 from kvbridge.fitting.train import MapSet
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clock) -> Scores:

@@ -26,7 +26,7 @@ from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.spill import spill
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 FORCED = "fitted with --force on fewer rows than twice the features: held-out scores may be far below zero"
 

@@ -16,7 +16,7 @@ from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.rows import Pairing, TextBatch, pair_rows, text_batches
 from kvbridge.fitting.spill import Spill
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 Progress = Callable[[str, int, float], None]
 

@@ -14,7 +14,8 @@ from kvbridge.cache.snapshot import LayerKV
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.layout import FEATURES, Layout
-from kvbridge.model.load import Encoding, Model
+from kvbridge.model.model import Model
+from kvbridge.model.text import Encoding
 
 
 @dataclass(frozen=True)

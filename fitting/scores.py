@@ -3,22 +3,17 @@ residuals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from torch.nn.functional import cosine_similarity
 
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.geometry import KVGeometry
-from kvbridge.model.load import Model
-
-PROBE = "kvbridge_probe"
+from kvbridge.model.attention import attend, attention_probe
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -130,52 +125,6 @@ class Residuals:
         return found
 
 
-@contextmanager
-def attention_probe(model: Model, observe: Any) -> Iterator[None]:
-    """Inside the block, `observe(layer, query, key, value, mask, scaling)` sees every attention of
-    the model's forwards, exactly as computed (after RoPE and norms); the output is unchanged. The
-    model's attention is restored at the end.
-    """
-
-    def probed(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        observe(module.layer_idx, query, key, value, attention_mask, scaling)
-        return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register(PROBE, probed)
-    AttentionMaskInterface.register(PROBE, sdpa_mask)
-    before = model.model.config._attn_implementation
-    try:
-        model.model.set_attn_implementation(PROBE)
-        yield
-    finally:
-        model.model.set_attn_implementation(before)
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
-) -> Tensor:
-    """Softmax attention `[batch, heads, queries, width]`; key and value may have fewer heads
-    (GQA)."""
-    causal = mask is None and query.shape[2] > 1
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-
-
 @torch.no_grad()
 def attention_cosine(
     receiver: Model, ids: Tensor, translated: dict[int, LayerKV], sinks: int
@@ -209,6 +158,6 @@ def attention_cosine(
             cosine_similarity(own.float(), other.float(), dim=-1)[:, :, sinks:].mean()
         )
 
-    with attention_probe(receiver, observe):
+    with attention_probe(receiver.model, observe):
         receiver.decoder(input_ids=ids[None].to(receiver.device), use_cache=False)
     return found

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from kvbridge.handoff.evidence import Evidence
     from kvbridge.handoff.plan import RepairPlan
     from kvbridge.handoff.result import Handoff, generate_many
-    from kvbridge.model.load import Model, load, wrap
+    from kvbridge.model.load import load, wrap
+    from kvbridge.model.model import Model
     from kvbridge.model.rope import Rotation
 
 __version__ = "0.1.0"
@@ -36,7 +37,7 @@ _WHERE = {
     "KVBridgeError": "errors",
     "KVGeometry": "geometry",
     "KVSnapshot": "cache.snapshot",
-    "Model": "model.load",
+    "Model": "model.model",
     "Provenance": "cache.provenance",
     "RepairPlan": "handoff.plan",
     "Rotation": "model.rope",

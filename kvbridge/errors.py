@@ -3,7 +3,7 @@
     KVBridgeError
     ├── UsageError          the API was called in a way that cannot mean anything
     ├── LoadError           a model or tokenizer could not be loaded
-    │   ├── UnsupportedModel    it loaded, but its cache cannot be translated (recurrent, shared KV, …)
+    │   ├── UnsupportedModel    it loaded, but its cache cannot be translated (recurrent, shared, …)
     │   └── RotationMismatch    undoing RoPE does not give the pre-RoPE projection back
     ├── DataError           texts or rows that cannot be used as given
     ├── FitError            a fit that must not go on
@@ -14,10 +14,10 @@
     │   ├── CorruptFile         digest, header, size or structure is wrong
     │   ├── UnknownSchema       written by another version
     │   └── AlreadyExists       other content stands where this was to be written
-    ├── StoreError          the asset store could not do what was asked; what it held before is intact
+    ├── StoreError          the asset store could not do what was asked; what it held is intact
     │   ├── NotInStore          no such asset, tag or attachment
     │   ├── Refused             admission refused an asset
-    │   └── TransferFailed      the Hub could not be reached, is switched off, or answered something else
+    │   └── TransferFailed      the Hub could not be reached, is switched off, or refused
     └── EvalError           an evaluation that cannot be computed from what is there
 
 What depends on one request (no asset, another text, positions out of range, …) is not here:
@@ -110,7 +110,9 @@ def unknown_names(what: str, unknown: Iterable[str], known: Iterable[str], hint:
     """The message on names that are none of `known`: what there is, what was found, and the nearest
     name to each."""
     unknown, known = [str(name) for name in unknown], list(known)
+    expected = f"expected {what} of {', '.join(known)}{hint}"
+    message = f"{expected}, found {', '.join(unknown) or 'none'}"
     near = [close[0] for name in unknown if (close := get_close_matches(name, known, n=1))]
-    return f"expected {what} of {', '.join(known)}{hint}, found {', '.join(unknown) or 'none'}" + (
-        f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
-    )
+    if near:
+        message += f"; did you mean {', '.join(dict.fromkeys(near))}?"
+    return message

@@ -13,7 +13,7 @@ import torch
 from kvbridge.cache.prefill import capture
 from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.gates.calibrate.passing import Request
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 Wrong = Callable[[Request, KVSnapshot, Random, Model], KVSnapshot]
 SINKS = 5

@@ -25,7 +25,7 @@ from kvbridge.eval.tasks.start import Start, forward
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import forward_flops, prefill_flops
 from kvbridge.handoff.result import Handoff
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(eq=False)

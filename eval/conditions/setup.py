@@ -19,7 +19,7 @@ from kvbridge.gates.decide.policy import CalibratedGate, Ladder
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True, eq=False)

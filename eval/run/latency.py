@@ -15,7 +15,7 @@ from kvbridge.eval.tasks.start import forward
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import prefill_flops
 from kvbridge.handoff.plan import RepairPlan
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 LENGTHS = (64, 128, 256, 512, 1024, 2000)
 REPEATS = 7

@@ -32,7 +32,7 @@ from kvbridge.fitting.select import relative_order
 from kvbridge.format import LATENCY_FILE, PREDICTORS_FILE, RUN_ASSET, SCREENING_FILE
 from kvbridge.geometry import digest_json
 from kvbridge.handoff.bridge import Bridge
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 SEQUENCE_TOKENS = 256
 ROWS = 1200

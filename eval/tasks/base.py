@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbridge.errors import EvalError
 from kvbridge.eval.tasks.items import Item, RawItem
 from kvbridge.eval.tasks.start import Start
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True, eq=False)

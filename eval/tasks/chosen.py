@@ -10,7 +10,7 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.items import Item, RawItem, kind_of
 from kvbridge.geometry import digest_text
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 BEGINNING = 200
 """Characters by which two documents are told to share their text."""

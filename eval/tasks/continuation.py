@@ -8,7 +8,7 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
 from kvbridge.eval.tasks.items import Item, RawItem, chance_of, conversation_of
 from kvbridge.eval.tasks.start import Start
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.tasks.base import Scored, following_ids, likelihood
 from kvbridge.eval.tasks.items import Item, RawItem, options_of, question_item
 from kvbridge.eval.tasks.start import Start
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True)

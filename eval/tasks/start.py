@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument
 
 

@@ -21,7 +21,8 @@ from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.evidence import Evidence
 from kvbridge.handoff.plan import RepairPlan
-from kvbridge.model.load import Encoding, Model
+from kvbridge.model.model import Model
+from kvbridge.model.text import Encoding
 
 TOGETHER = 32
 

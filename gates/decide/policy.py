@@ -26,7 +26,7 @@ from kvbridge.handoff.decision import Decision, discard
 from kvbridge.handoff.evidence import Evidence
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.result import Handoff
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 EXPECTED = (torch.OutOfMemoryError, MemoryError, OSError)
 

@@ -24,7 +24,7 @@ from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import Speed, prefill_flops
 from kvbridge.handoff.evidence import Evidence
 from kvbridge.handoff.plan import RepairPlan
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True)

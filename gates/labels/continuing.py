@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from kvbridge.cache.snapshot import LayerKV
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument
 
 

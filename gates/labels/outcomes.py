@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.gates.labels.continuing import Continuing, followed
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 GREEDY, FOLLOWING = 4, 16
 

@@ -25,7 +25,7 @@ from kvbridge.gates.signals.costs import (
 )
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.handoff.evidence import Evidence
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 class Inapplicable(Exception):

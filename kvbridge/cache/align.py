@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 MIN_EXACT_SHARE = 0.2
+"""Share of covered tokens with an exact end below which two tokenizers are not worth pairing."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,16 @@ def align_spans(sender: Tensor, receiver: Tensor) -> Alignment:
     A receiver token is covered when the sender token found starts before the receiver token's end,
     or ends with it. Neither argument is modified.
     """
-    count = len(receiver)
-    if len(sender) == 0 or count == 0:
-        nothing = torch.zeros(count, dtype=torch.int64)
-        return Alignment(nothing, torch.zeros(count, dtype=torch.bool), 0.0)
+    if len(sender) == 0 or len(receiver) == 0:
+        return _uncovered(len(receiver))
     ends = receiver[:, 1].contiguous()
-    found = torch.searchsorted(sender[:, 1].contiguous(), ends, side="left")
-    index = found.clamp_max(len(sender) - 1)
-    reaches = found < len(sender)
+    # "left": of the sender tokens with one and the same end the first, the earliest that has seen
+    # every character of the receiver's token.
+    insertion = torch.searchsorted(sender[:, 1].contiguous(), ends, side="left")
+    reaches = insertion < len(sender)
+    index = insertion.clamp_max(len(sender) - 1)
+    # Where the sender leaves text out, the token after the hole ends late enough, too, but starts
+    # behind the receiver's token and has not seen it.
     starts_before = sender[index, 0] < ends
     exact = (sender[index, 1] == ends) & reaches
     covered = reaches & (starts_before | exact)
@@ -51,12 +54,16 @@ def align_spans(sender: Tensor, receiver: Tensor) -> Alignment:
 def align_positions(sender: Tensor, receiver: Tensor) -> Alignment:
     """Aligns equal tokenizations by position `[tokens]` (int64, ascending); holes in the sender are
     not covered."""
-    count = len(receiver)
-    if len(sender) == 0 or count == 0:
-        nothing = torch.zeros(count, dtype=torch.int64)
-        return Alignment(nothing, torch.zeros(count, dtype=torch.bool), 0.0)
+    if len(sender) == 0 or len(receiver) == 0:
+        return _uncovered(len(receiver))
     index = torch.searchsorted(sender.contiguous(), receiver.contiguous()).clamp_max(
         len(sender) - 1
     )
     covered = sender[index] == receiver
     return Alignment(index, covered, 1.0 if bool(covered.any()) else 0.0)
+
+
+def _uncovered(tokens: int) -> Alignment:
+    return Alignment(
+        torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens, dtype=torch.bool), 0.0
+    )

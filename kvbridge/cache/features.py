@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from kvbridge.cache.prefill import recorded_at, run_decoder
 from kvbridge.cache.snapshot import LayerKV, build_cache
 from kvbridge.errors import UsageError
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 def hidden_layer(spec: str) -> int | None:

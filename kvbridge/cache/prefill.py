@@ -14,8 +14,9 @@ from transformers import DynamicCache
 
 from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.errors import UsageError
-from kvbridge.model.load import Encoding, Model
+from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument, cached_layers
+from kvbridge.model.text import Encoding
 
 
 @torch.no_grad()

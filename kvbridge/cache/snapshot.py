@@ -18,7 +18,7 @@ from kvbridge.files import write_file
 from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
 from kvbridge.geometry import KVGeometry, digest_text
 from kvbridge.headers import check_safetensors_header
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from kvbridge.model.rope import Rotation
 
 LayerKV = dict[str, Tensor]

@@ -46,7 +46,7 @@ from kvbridge.gates.decide.policy import CalibratedGate
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate
 from kvbridge.handoff.stages.check import difference
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 DEMO_CONFIG = FitConfig(max_tokens=256)
 DEMO_DOCUMENTS = {"train": 240, "validation": 48, "test": 16}

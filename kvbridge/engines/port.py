@@ -17,8 +17,8 @@ from torch import Tensor
 from kvbridge.cache.features import FirstLayers
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.geometry import KVGeometry
-from kvbridge.model.load import Encoding
 from kvbridge.model.rope import Rotation
+from kvbridge.model.text import Encoding
 
 
 class RecordedQueries(Protocol):

@@ -17,10 +17,11 @@ from kvbridge.cache.snapshot import LayerKV
 from kvbridge.engines.port import Engine, Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry
-from kvbridge.model.attention import recorded_queries
-from kvbridge.model.load import Encoding, Model
+from kvbridge.model.model import Model
 from kvbridge.model.probe import cached_layers
+from kvbridge.model.queries import recorded_queries
 from kvbridge.model.rope import Rotation
+from kvbridge.model.text import Encoding
 
 
 @dataclass(frozen=True, eq=False)

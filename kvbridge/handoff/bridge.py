@@ -20,7 +20,8 @@ from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate, Ledger, Resident
 from kvbridge.handoff.request import Request
 from kvbridge.handoff.result import Handoff
-from kvbridge.model.load import Encoding, Model
+from kvbridge.model.model import Model
+from kvbridge.model.text import Encoding
 
 
 class Bridge:

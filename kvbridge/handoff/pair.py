@@ -10,7 +10,7 @@ from kvbridge.cache.align import MIN_EXACT_SHARE
 from kvbridge.engines.port import Engine
 from kvbridge.engines.transformers import engine_of
 from kvbridge.errors import UsageError
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 
 
 @dataclass(frozen=True, eq=False)

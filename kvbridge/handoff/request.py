@@ -14,7 +14,7 @@ from kvbridge.engines.port import Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.plan import RepairPlan
-from kvbridge.model.load import Encoding
+from kvbridge.model.text import Encoding
 
 Part = TypeVar("Part")
 

@@ -14,7 +14,7 @@ from kvbridge.cache.provenance import Provenance
 from kvbridge.cache.snapshot import KVSnapshot, LayerKV, build_cache
 from kvbridge.errors import UsageError
 from kvbridge.handoff.decision import Decision
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument
 
 DEFAULT_NEW_TOKENS = 64

@@ -1,109 +1,210 @@
-"""A receiver's attention queries, taken from the forward that computes them anyway."""
+"""A decoder layer's attention: the one place that knows under which names it and its parts stand.
+
+Loading reads from here where keys before RoPE come from, recorded queries where queries do, and
+held-out scores what an attention is given.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
-from kvbridge.model.load import Model
+from kvbridge.errors import UnsupportedModel
+
+PROBE = "kvbridge_probe"
+"""Name under which transformers knows the attention of `attention_probe`."""
+LAYER_LISTS = ("layers", "h", "blocks")
+ATTENTIONS = ("self_attn", "attn", "attention")
 
 
 @dataclass(frozen=True, eq=False)
-class Queries:
-    """Queries of one forward by layer. Layers whose attention is not plain softmax over scaled dot
-    products (logit softcapping, attention sinks) or whose query projection was not found are
-    missing."""
+class Projection:
+    """Where queries or keys are computed: `take` gets them out of what `module` returns.
 
-    model: Model
-    projected: dict[int, Tensor] = field(default_factory=dict)
+    `module` is a part of the live model. `take` maps the module's output `[batch, tokens, ·]` to
+    `[batch, tokens, heads · width]` and copies nothing.
+    """
 
-    def at(self, layer: int, rows: Tensor, positions: Tensor) -> Tensor | None:
-        """Queries of the forward's tokens `rows` `[n]`, which stand at `positions` `[n]`:
-        normalised, rotated and scaled, so that their dot product with a cached key is the attention
-        logit, `[n, query heads, width]` fp32. None where the layer is missing."""
-        if layer not in self.projected:
-            return None
-        attention = attention_of(self.model.layers[layer])
-        width = self.model.geometry.layers[layer].stream("k").width
-        flat = self.projected[layer][rows.to(self.projected[layer].device)]
-        heads = _normalised(attention, flat, width)
-        turned: Tensor = self.model.rotation.rotate(heads, positions, layer)
-        return turned * float(getattr(attention, "scaling", width**-0.5))
+    module: nn.Module
+    take: Callable[[Tensor], Tensor]
+
+
+def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
+    """The decoder's list of layers, under whichever of the usual names it stands.
+
+    Raises UnsupportedModel where it stands under none.
+    """
+    for name in LAYER_LISTS:
+        layers = getattr(decoder, name, None)
+        if isinstance(layers, nn.ModuleList):
+            return layers
+    raise UnsupportedModel(
+        f"{type(decoder).__name__}: expected a list of layers named layers, h or blocks, found none"
+    )
+
+
+def attention_of(layer: nn.Module) -> Any:
+    """A layer's attention module, under whichever of the usual names; None where it has none."""
+    names = [name for name in ATTENTIONS if hasattr(layer, name)]
+    return getattr(layer, names[0]) if names else None
+
+
+def projection(attention: Any, part: Literal["q", "k"]) -> Projection | None:
+    """Where an attention projects its queries or keys, alone or fused with the others.
+
+    None where it stands under none of the known names. Norms that follow are not included.
+    """
+    index = ("q", "k").index(part)
+    alone = getattr(attention, f"{part}_proj", None)
+    if isinstance(alone, nn.Module) and not isinstance(alone, nn.Identity):
+        return Projection(alone, _whole)
+    if hasattr(attention, "c_attn"):
+        # GPT-2: queries, keys and values side by side, equally wide.
+        return Projection(attention.c_attn, lambda output: output.chunk(3, dim=-1)[index])
+    if hasattr(attention, "qkv_proj"):
+        # Phi-3: side by side, but keys and values may have fewer heads than queries.
+        config, width = attention.config, attention.head_dim
+        sizes = (config.num_attention_heads * width, config.num_key_value_heads * width)
+        start = sum(sizes[:index])
+        return Projection(
+            attention.qkv_proj, lambda output: output[..., start : start + sizes[index]]
+        )
+    if hasattr(attention, "query_key_value"):
+        # GPT-NeoX: query, key and value of one head stand together, then the next head's.
+        heads = attention.config.num_attention_heads
+        return Projection(
+            attention.query_key_value,
+            lambda output: output.unflatten(-1, (heads, 3, -1))[..., index, :].flatten(-2),
+        )
+    return None
+
+
+def normed_keys(attention: Any) -> Projection | None:
+    """Where an attention has its keys as RoPE gets them: after its key norm, if there is one."""
+    norm = getattr(attention, "k_norm", None)
+    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+        return Projection(norm, _whole)
+    return projection(attention, "k")
+
+
+def normed_queries(attention: Any, flat: Tensor, width: int) -> Tensor:
+    """Projected queries `[n, heads · width]` as `[n, heads, width]` fp32, through the query norm.
+
+    Some models normalise each head, some all heads together: then the norm's weight is as long as
+    all of them.
+    """
+    norm = getattr(attention, "q_norm", None)
+    if not isinstance(norm, nn.Module):
+        return flat.unflatten(-1, (-1, width)).float()
+    weight = getattr(norm, "weight", None)
+    shape = weight.shape if isinstance(weight, Tensor) else None
+    if flat.shape[-1] != width and shape == flat.shape[-1:]:
+        normed: Tensor = norm(flat).unflatten(-1, (-1, width))
+    else:
+        normed = norm(flat.unflatten(-1, (-1, width)))
+    return normed.float()
+
+
+def plain_softmax(attention: Any) -> bool:
+    """Whether attention weights are the softmax of scaled dot products and of nothing else.
+
+    Soft-capped logits and learned attention sinks are not: there, queries and keys alone do not
+    give the weights.
+    """
+    return not getattr(attention, "attn_logit_softcapping", None) and not hasattr(
+        attention, "sinks"
+    )
+
+
+def scaling_of(attention: Any, width: int) -> float:
+    """The factor on dot products of queries and keys of `width`: the module's own, else 1/√width."""
+    return float(getattr(attention, "scaling", width**-0.5))
 
 
 @contextmanager
-def recorded_queries(model: Model) -> Iterator[Queries]:
-    """Inside the block, projected queries `[tokens, query heads · width]` of this thread's forwards
-    are kept, the last forward's for each layer; the hooks are removed at its end."""
-    found, ours, handles = Queries(model), threading.get_ident(), []
+def recorded(
+    projections: Mapping[int, Projection], keep: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Inside the block, `keep(layer, output)` gets what each projection gives in every forward.
+
+    `output` `[batch, tokens, heads · width]`, detached. The hooks are removed at the end.
+    """
+    handles = []
     try:
-        for index, layer in enumerate(model.layers):
-            source = _source(attention_of(layer), model, index)
-            if source is None:
-                continue
-            module, part = source
+        for layer, source in projections.items():
 
-            def keep(
-                _m: nn.Module, _i: Any, output: Tensor, index: int = index, part: Any = part
+            def hook(
+                _module: nn.Module,
+                _arguments: Any,
+                output: Tensor,
+                layer: int = layer,
+                take: Callable[[Tensor], Tensor] = source.take,
             ) -> None:
-                if threading.get_ident() == ours:
-                    found.projected[index] = part(output.detach())[0]
+                keep(layer, take(output.detach()))
 
-            handles.append(module.register_forward_hook(keep))
-        yield found
+            handles.append(source.module.register_forward_hook(hook))
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def attention_of(layer: nn.Module) -> Any:
-    """A decoder layer's attention, under whichever of the usual names it stands; None where it has
-    none."""
-    return next(
-        (getattr(layer, a) for a in ("self_attn", "attn", "attention") if hasattr(layer, a)), None
+@contextmanager
+def attention_probe(model: Any, observe: Callable[..., None]) -> Iterator[None]:
+    """Inside the block, `observe(layer, query, key, value, mask, scaling)` sees every attention.
+
+    `model` is a transformers model; what is seen is exactly as computed, after RoPE and norms:
+    query, key and value `[batch, heads, tokens, width]`. Outputs are unchanged, and the model's own
+    attention is restored at the end.
+    """
+
+    def probed(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        observe(module.layer_idx, query, key, value, attention_mask, scaling)
+        return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(PROBE, probed)
+    AttentionMaskInterface.register(PROBE, sdpa_mask)
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(PROBE)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """Softmax attention `[batch, heads, queries, width]`; key and value may have fewer heads (GQA).
+
+    Without a mask, several queries attend causally; a single one is the last token and sees all.
+    """
+    causal = mask is None and query.shape[2] > 1
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
 
-def _source(attention: Any, model: Model, index: int) -> tuple[nn.Module, Any] | None:
-    """The module whose output holds the queries before norm and RoPE, and how to take them from it
-    `[1, tokens, ·]`."""
-    geometry = model.geometry
-    stream = geometry.layers[index].stream("k")
-    width, heads = stream.width, geometry.attention_heads
-    if (
-        attention is None
-        or getattr(attention, "attn_logit_softcapping", None)
-        or hasattr(attention, "sinks")
-    ):
-        return None
-    if isinstance(getattr(attention, "q_proj", None), nn.Module):
-        return attention.q_proj, lambda output: output
-    if hasattr(attention, "c_attn"):
-        return attention.c_attn, lambda output: output.chunk(3, dim=-1)[0]
-    if hasattr(attention, "qkv_proj"):
-        return attention.qkv_proj, lambda output: output[..., : heads * width]
-    if hasattr(attention, "query_key_value"):
-        return attention.query_key_value, lambda output: output.unflatten(-1, (heads, 3, -1))[
-            ..., 0, :
-        ].flatten(-2)
-    return None
-
-
-def _normalised(attention: Any, flat: Tensor, width: int) -> Tensor:
-    """Projected queries `[n, heads · width]` as heads `[n, heads, width]`, through the layer's
-    query norm if it has one: over each head, or over all of them where its weight is as long as
-    that."""
-    norm = getattr(attention, "q_norm", None)
-    if not isinstance(norm, nn.Module):
-        return flat.unflatten(-1, (-1, width)).float()
-    weight = getattr(norm, "weight", None)
-    whole = (
-        isinstance(weight, Tensor) and weight.ndim == 1 and len(weight) == flat.shape[-1] != width
-    )
-    normed: Tensor = norm(flat) if whole else norm(flat.unflatten(-1, (-1, width)))
-    return (normed.unflatten(-1, (-1, width)) if whole else normed).float()
+def _whole(output: Tensor) -> Tensor:
+    return output

@@ -19,6 +19,7 @@ from kvbridge.geometry import digest_json, digest_parts
 CACHE_NAME = ".kvbridge-digests.json"
 CACHE_SCHEMA = 1
 ADAPTER_NAMES = {
+    # Settings of an adapter that name it or say where it came from, and alter no value.
     "base_model_name_or_path",
     "revision",
     "inference_mode",
@@ -41,15 +42,11 @@ class WeightsDigests:
 def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 of dtype, shape and every byte of a tensor."""
     data = tensor.detach().cpu().contiguous()
-    return digest_parts(
-        [
-            str(data.dtype).encode(),
-            str(tuple(data.shape)).encode(),
-            data.reshape(-1).view(torch.uint8).numpy().tobytes(),
-        ]
-        if data.numel()
-        else [str(data.dtype).encode(), str(tuple(data.shape)).encode()]
-    )
+    parts = [str(data.dtype).encode(), str(tuple(data.shape)).encode()]
+    if data.numel():
+        # As bytes: NumPy has no bfloat16, and −0.0 and NaN count as they are stored.
+        parts.append(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest_parts(parts)
 
 
 def weights_digests(
@@ -65,11 +62,11 @@ def weights_digests(
     key = None if folder is None or adapter_names(model) else _file_key(folder, dtype, model.dtype)
     if key is not None and (known := _read_cache(folder, key, len(layers))) is not None:
         return known
-    owner = {
-        id(p): index
-        for index, layer in enumerate(layers)
-        for p in (*layer.parameters(), *layer.buffers())
-    }
+    # By identity and not by name: tied weights have several names, and a layer's tensors may be
+    # named anything.
+    owner: dict[int, int] = {}
+    for layer, module in enumerate(layers):
+        owner |= {id(tensor): layer for tensor in (*module.parameters(), *module.buffers())}
     embedding_ids = {id(p) for p in model.get_input_embeddings().parameters()}
     grouped: list[list[bytes]] = [[] for _ in layers]
     embedding: list[bytes] = []
@@ -77,14 +74,17 @@ def weights_digests(
     for name, tensor in model.state_dict(keep_vars=True).items():
         cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
         entry = tensor_digest(cast).encode()
-        index = owner.get(id(tensor))
-        if index is not None:
-            grouped[index].append(name.rpartition(f".{index}.")[2].encode() + b"=" + entry)
+        holder = owner.get(id(tensor))
+        if holder is not None:
+            # The name within the layer: equal layers at other depths have equal digests.
+            within = name.rpartition(f".{holder}.")[2]
+            grouped[holder].append(within.encode() + b"=" + entry)
         elif id(tensor) in embedding_ids or "position" in name or ".wpe." in name:
             embedding.append(entry)
         else:
             rest.append(name.encode() + b"=" + entry)
     per_layer = tuple(digest_parts(sorted(parts)) for parts in grouped)
+    # A set, for a tied head is the embedding under a second name.
     entrance = digest_parts(sorted(set(embedding)))
     whole = digest_parts([*(d.encode() for d in per_layer), entrance.encode(), *sorted(rest)])
     result = WeightsDigests(per_layer, entrance, whole)
@@ -129,27 +129,33 @@ def adapter_names(model: Any) -> tuple[str, ...]:
         names = getattr(module, "active_adapters", None)
         if isinstance(names, (list, tuple, str)) and not getattr(module, "disable_adapters", False):
             active.update([names] if isinstance(names, str) else names)
-    found = []
+    adapters = []
     for name, config in sorted((getattr(model, "peft_config", None) or {}).items()):
         settings = config.to_dict() if hasattr(config, "to_dict") else vars(config)
         body = {k: _plain(v) for k, v in settings.items() if k not in ADAPTER_NAMES}
-        found.append(f"{name}@{digest_json(body)[:16]}" + ("" if name in active else " off"))
-    return tuple(found)
+        adapters.append(f"{name}@{digest_json(body)[:16]}" + ("" if name in active else " off"))
+    return tuple(adapters)
 
 
 def _plain(value: Any) -> str:
     """A setting as text that does not depend on the order of a set."""
-    return repr(sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value)
+    if isinstance(value, (set, frozenset)):
+        value = sorted(map(str, value))
+    return repr(value)
 
 
 def _file_key(folder: Path, dtype: torch.dtype, loaded: torch.dtype) -> str | None:
-    files = sorted(p for p in folder.glob("*.safetensors")) if folder.is_dir() else []
+    """What cached digests are valid for; None for a folder without weight files.
+
+    Sizes and times of the files, and what turns their bytes into the tensors that are hashed: the
+    two dtypes, and torch, whose casts may round otherwise in another release.
+    """
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
         return None
     stats = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
-    return digest_json(
-        [CACHE_SCHEMA, str(dtype), str(loaded), torch.__version__.split("+")[0], stats]
-    )
+    release = torch.__version__.split("+")[0]
+    return digest_json([CACHE_SCHEMA, str(dtype), str(loaded), release, stats])
 
 
 def _read_cache(folder: Path | None, key: str, layers: int) -> WeightsDigests | None:
@@ -159,12 +165,14 @@ def _read_cache(folder: Path | None, key: str, layers: int) -> WeightsDigests | 
         return None
     try:
         body = json.loads((folder / CACHE_NAME).read_text("utf-8"))
-        found = WeightsDigests(tuple(body["layers"]), body["embedding"], body["whole"])
+        cached = WeightsDigests(tuple(body["layers"]), body["embedding"], body["whole"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    texts = (*found.layers, found.embedding, found.whole)
+    texts = (*cached.layers, cached.embedding, cached.whole)
     sound = all(isinstance(t, str) and len(t) == hashlib.sha256().digest_size * 2 for t in texts)
-    return found if sound and body.get("key") == key and len(found.layers) == layers else None
+    if not sound or body.get("key") != key or len(cached.layers) != layers:
+        return None
+    return cached
 
 
 def _write_cache(folder: Path, key: str, digests: WeightsDigests) -> None:

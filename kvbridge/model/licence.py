@@ -24,13 +24,12 @@ def licence_of(source: Path | None, commit: str) -> str | None:
             return None
     if not card.is_file():
         return None
-    found = {}
+    stated = {}
     for line in card.read_text("utf-8", "replace").splitlines()[:60]:
         name, colon, value = line.partition(":")
         if colon and name in ("license", "license_name"):
-            found[name] = value.strip().strip("'\"")
-    return (
-        (found.get("license_name") if found.get("license") == "other" else None)
-        or found.get("license")
-        or None
-    )
+            stated[name] = value.strip().strip("'\"")
+    licence = stated.get("license")
+    if licence == "other":
+        licence = stated.get("license_name") or licence
+    return licence or None

@@ -15,8 +15,17 @@ from transformers import DynamicCache
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvbridge.errors import UnsupportedModel
+from kvbridge.model.attention import (
+    Projection,
+    attention_of,
+    decoder_layers,
+    normed_keys,
+    recorded,
+)
 
 PROBE_TOKENS = 13
+POSITION_STEP = 97
+"""Positions of the probe lie this far apart: at small ones slow RoPE phases hardly turn."""
 TRANSLATABLE = ("full_attention", "sliding_attention", "chunked_attention")
 REFUSED = {
     "dummy": "shares another layer's KV",
@@ -41,17 +50,6 @@ class Probe:
     windows: list[int | None]
 
 
-def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
-    """The decoder's list of layers, under whichever of the usual names it stands."""
-    for name in ("layers", "h", "blocks"):
-        found = getattr(decoder, name, None)
-        if isinstance(found, nn.ModuleList):
-            return found
-    raise UnsupportedModel(
-        f"{type(decoder).__name__}: expected a list of layers named layers, h or blocks, found none"
-    )
-
-
 def cached_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     """Keys and values `[batch, heads, tokens, width]` of the layers that a forward has filled, in
     order."""
@@ -62,10 +60,8 @@ def cached_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
 def cache_argument(model: nn.Module, cache: Any) -> dict[str, Any]:
     """The keyword under which this model's forward takes a cache: `cache` in new releases, else
     `past_key_values`."""
-    forward = inspect.unwrap(type(model).forward)
-    return {
-        "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values": cache
-    }
+    parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters
+    return {"cache" if "cache" in parameters else "past_key_values": cache}
 
 
 def layer_windows(config: Any, name: str) -> list[int | None]:
@@ -87,104 +83,77 @@ def probe(model: Any, config: Any, name: str) -> Probe:
     V."""
     windows = layer_windows(config, name)
     layers = decoder_layers(model.get_decoder())
-    count = min(PROBE_TOKENS, getattr(config, "max_position_embeddings", PROBE_TOKENS))
-    step = max(1, min(97, getattr(config, "max_position_embeddings", 10**6) // count))
-    positions = torch.arange(count) * step
+    longest = getattr(config, "max_position_embeddings", 10**6)
+    count = min(PROBE_TOKENS, longest)
+    positions = torch.arange(count) * max(1, min(POSITION_STEP, longest // count))
+    # Distinct ids spread over the vocabulary; which they are does not matter.
     ids = (torch.arange(count) * 7919 + 11) % min(config.vocab_size, 50_000)
-    cache = DynamicCache()
+    decoder, cache = model.get_decoder(), DynamicCache()
     with recorded_keys(layers, name) as raw:
-        model.get_decoder()(
+        decoder(
             input_ids=ids[None].to(model.device),
             position_ids=positions[None].to(model.device),
             use_cache=True,
-            **cache_argument(model.get_decoder(), cache),
+            **cache_argument(decoder, cache),
         )
     pairs = cached_layers(cache)
     if len(pairs) != len(layers):
         raise UnsupportedModel(
-            f"{name}: expected K and V cached by each of {len(layers)} layers, found {len(pairs)}; some share or lack them"
+            f"{name}: expected K and V cached by each of {len(layers)} layers, "
+            f"found {len(pairs)}; some share or lack them"
         )
-    cached, values, content = [], [], []
-    for index, (keys, vals) in enumerate(pairs):
-        if keys.ndim != 4 or keys.shape[:3] != vals.shape[:3] or keys.shape[2] != count:
+    cached, content, key_shapes, value_shapes = [], [], [], []
+    for index, (keys, values) in enumerate(pairs):
+        if keys.ndim != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != count:
             raise UnsupportedModel(
-                f"{name}: layer {index} caches tensors of shapes {tuple(keys.shape)} and {tuple(vals.shape)}, "
-                "expected [batch, heads, tokens, width] for K and V alike (latent caches are not supported)"
+                f"{name}: layer {index} caches tensors of shapes {tuple(keys.shape)} and "
+                f"{tuple(values.shape)}, expected [batch, heads, tokens, width] for K and V alike "
+                "(latent caches are not supported)"
             )
+        heads, width = keys.shape[1], keys.shape[3]
         cached.append(keys[0].transpose(0, 1))
-        values.append(vals[0].transpose(0, 1))
-        content.append(_as_heads(raw[index], *cached[-1].shape))
-    return Probe(
-        content,
-        cached,
-        positions,
-        [(k.shape[1], k.shape[2]) for k in cached],
-        [(v.shape[1], v.shape[2]) for v in values],
-        windows,
-    )
+        content.append(_as_heads(raw[index], count, heads, width))
+        key_shapes.append((heads, width))
+        value_shapes.append((values.shape[1], values.shape[3]))
+    return Probe(content, cached, positions, key_shapes, value_shapes, windows)
 
 
 @contextmanager
 def recorded_keys(layers: nn.ModuleList, name: str) -> Iterator[dict[int, Tensor]]:
-    """Records each layer's keys before RoPE during forwards inside the block; hooks are removed at
-    its end."""
+    """Inside the block, each layer's keys before RoPE during forwards; hooks are removed at its end.
+
+    By layer, as the model's own module returns them. Raises UnsupportedModel, naming the model
+    `name`, where a layer has no keys that are its own.
+    """
+    sources = {index: _key_source(layer, name, index) for index, layer in enumerate(layers)}
     raw: dict[int, Tensor] = {}
-    handles = []
-    try:
-        for index, layer in enumerate(layers):
-            module, part = _key_source(layer, name, index)
-
-            def keep(
-                _m: nn.Module, _i: Any, output: Tensor, index: int = index, part: Any = part
-            ) -> None:
-                raw[index] = part(output.detach())
-
-            handles.append(module.register_forward_hook(keep))
+    with recorded(sources, raw.__setitem__):
         yield raw
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _key_source(layer: nn.Module, name: str, index: int) -> tuple[nn.Module, Any]:
-    """The module whose output holds the keys before RoPE, and how to take them from it."""
-    attention = next(
-        (getattr(layer, a) for a in ("self_attn", "attn", "attention") if hasattr(layer, a)), None
-    )
+def _key_source(layer: nn.Module, name: str, index: int) -> Projection:
+    """Where a layer has its keys before RoPE; raises UnsupportedModel where they are not found."""
+    attention = attention_of(layer)
     if attention is None:
         raise UnsupportedModel(
             f"{name}: layer {index} has no attention module (self_attn, attn or attention)"
         )
     if getattr(attention, "kv_lora_rank", None):
         raise UnsupportedModel(
-            f"{name}: layer {index} caches a latent shared by its heads (MLA), which is not translated yet"
+            f"{name}: layer {index} caches a latent shared by its heads (MLA), "
+            "which is not translated yet"
         )
-    for attribute in ("k_norm", "k_proj"):
-        module = getattr(attention, attribute, None)
-        if isinstance(module, nn.Module) and not isinstance(module, nn.Identity):
-            return module, lambda output: output
-    if hasattr(attention, "c_attn"):
-        return attention.c_attn, lambda output: output.chunk(3, dim=-1)[1]
-    if hasattr(attention, "qkv_proj"):
-        config = attention.config
-        width = attention.head_dim
-        sizes = (config.num_attention_heads * width, config.num_key_value_heads * width)
-        return attention.qkv_proj, lambda output: output.split(
-            (sizes[0], sizes[1], output.shape[-1] - sum(sizes)), dim=-1
-        )[1]
-    if hasattr(attention, "query_key_value"):
-        heads = attention.config.num_attention_heads
-        return attention.query_key_value, lambda output: output.unflatten(-1, (heads, 3, -1))[
-            ..., 1, :
-        ].flatten(-2)
-    raise UnsupportedModel(
-        f"{name}: layer {index} ({type(attention).__name__}) has no k_norm, k_proj, qkv_proj, query_key_value or c_attn "
-        "to check RoPE against"
-    )
+    source = normed_keys(attention)
+    if source is None:
+        raise UnsupportedModel(
+            f"{name}: layer {index} ({type(attention).__name__}) has no k_norm, k_proj, qkv_proj, "
+            "query_key_value or c_attn to check RoPE against"
+        )
+    return source
 
 
 def _as_heads(output: Tensor, tokens: int, heads: int, width: int) -> Tensor:
-    """`[1, tokens, heads·width]`, `[1, tokens, heads, width]` or `[1, heads, tokens, width]` as
+    """Keys as some module returns them: `[1, tokens, heads·width]`, `[1, tokens, heads, width]` or `[1, heads, tokens, width]` as
     `[tokens, heads, width]`."""
     if output.ndim == 4 and output.shape[1] == heads and output.shape[2] == tokens:
         return output[0].transpose(0, 1)

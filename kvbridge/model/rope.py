@@ -20,14 +20,19 @@ from kvbridge.geometry import digest_parts
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+"""By the dtype of the cache: largest error of undone RoPE, in parts of the largest key. A wrong
+style misses by about 1, so that the bounds need not be tight."""
+DIGEST_POSITIONS = (0, 1, 7, 1000)
 
 
 def _half_split(x: Tensor) -> Tensor:
+    """R of RoPE that pairs dimension i with i + d/2 (Llama and most others)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
 
 
 def _interleaved(x: Tensor) -> Tensor:
+    """R of RoPE that pairs dimension 2i with 2i + 1 (GLM, Cohere; arXiv 2104.09864, eq. 34)."""
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
 
@@ -63,14 +68,15 @@ class Rotation:
         with torch.no_grad():
             cos, sin = self.module(like, positions.to(device, torch.int64)[None], *extra)
         cos, sin = cos[0].float(), sin[0].float()
+        # A module gives each frequency twice: once per half, or once per pair of neighbours. Its
+        # order need not be that of the layer's own style (some models reorder inside attention).
         half = cos.shape[-1] // 2
-        repeated = torch.equal(cos[:, :half], cos[:, half:]) and torch.equal(
-            sin[:, :half], sin[:, half:]
-        )
-        if self.styles[layer] == "half_split" and not repeated:
+        in_halves = _halves_equal(cos) and _halves_equal(sin)
+        if self.styles[layer] == "half_split" and not in_halves:
             cos, sin = (torch.cat((x[:, ::2], x[:, ::2]), dim=-1) for x in (cos, sin))
-        elif self.styles[layer] == "interleaved" and repeated:
+        elif self.styles[layer] == "interleaved" and in_halves:
             cos, sin = (x[:, :half].repeat_interleave(2, dim=-1) for x in (cos, sin))
+        # cos² + sin² is s² at every position and frequency; the mean in fp64 evens out rounding.
         scale_squared = (cos.double().square() + sin.double().square()).mean().float()
         return cos[:, None], sin[:, None], scale_squared
 
@@ -81,7 +87,10 @@ class Rotation:
         if turn is None:
             return keys.float()
         cos, sin, scale_squared = (x.to(keys.device) for x in self.phases(positions, layer))
+        # Partial RoPE turns the first dimensions only; the rest are cached as they were projected.
         rotated, rest = keys.float().split((cos.shape[-1], keys.shape[-1] - cos.shape[-1]), dim=-1)
+        # Turning back by the same phases multiplies by s once more: rotated keys carry s already,
+        # so that their content comes back only when divided by s².
         return torch.cat(((rotated * cos - turn(rotated) * sin) / scale_squared, rest), dim=-1)
 
     def rotate(self, keys: Tensor, positions: Tensor, layer: int) -> Tensor:
@@ -99,11 +108,8 @@ class Rotation:
         parts = [",".join(self.styles).encode()]
         for layer in range(len(self.styles)):
             if self.module is not None and self.styles[layer] != "none":
-                positions = torch.tensor([0, 1, 7, 1000])
-                cos, sin, _ = self.phases(positions, layer)
-                parts += [
-                    (1e4 * x).round().to(torch.int32).cpu().numpy().tobytes() for x in (cos, sin)
-                ]
+                cos, sin, _ = self.phases(torch.tensor(DIGEST_POSITIONS), layer)
+                parts += [_rounded(cos), _rounded(sin)]
         return digest_parts(parts)
 
 
@@ -122,28 +128,45 @@ def measure_rotation(
     for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
         if kind in LENGTH_DEPENDENT:
             raise UnsupportedModel(
-                f"RoPE of type {kind!r} changes its frequencies with the prompt's length, so cached keys cannot "
-                "be moved between prompts; load the model with another rope_type"
+                f"RoPE of type {kind!r} changes its frequencies with the prompt's length, so cached "
+                "keys cannot be moved between prompts; load the model with another rope_type"
             )
     names: list[str] = getattr(config, "layer_types", None) or []
     per_type = isinstance(kinds, dict)
     layer_types = tuple(names[i] if per_type else None for i in range(len(content)))
+    # What a config says of its RoPE is not enough: some layers skip it, some models reorder it. So
+    # every style is tried on every layer, and the model's own keys say which one it is.
+    candidates = {
+        style: Rotation(module, layer_types, (style,) * len(content))
+        for style in STYLES
+        if style == "none" or module is not None
+    }
     styles = []
     for layer, (before, after) in enumerate(zip(content, cached, strict=True)):
         errors = {}
-        for style in STYLES:
-            if style != "none" and module is None:
-                continue
-            one = Rotation(module, layer_types, (style,) * len(content))
-            difference = one.unrotate(after, positions, layer) - before.float()
-            errors[style] = float(
-                difference.abs().max() / before.float().abs().max().clamp_min(1e-12)
-            )
+        for style, rotation in candidates.items():
+            difference = rotation.unrotate(after, positions, layer) - before.float()
+            largest = before.float().abs().max().clamp_min(1e-12)
+            errors[style] = float(difference.abs().max() / largest)
         style = min(errors, key=errors.__getitem__)
-        if not errors[style] <= TOLERANCE[after.dtype]:
+        allowed = TOLERANCE[after.dtype]
+        # Not `>`: an error that is NaN must be refused, too.
+        if not errors[style] <= allowed:
             raise RotationMismatch(
-                f"layer {layer}: undoing RoPE ({style}) misses the model's own pre-RoPE keys by {errors[style]:.2e} "
-                f"of their largest value (allowed {TOLERANCE[after.dtype]:.0e}); this RoPE is not supported"
+                f"layer {layer}: undoing RoPE ({style}) misses the model's own pre-RoPE keys by "
+                f"{errors[style]:.2e} of their largest value (allowed {allowed:.0e}); "
+                "this RoPE is not supported"
             )
         styles.append(style)
     return Rotation(module, layer_types, tuple(styles))
+
+
+def _halves_equal(phases: Tensor) -> bool:
+    """Whether the second half of the last axis repeats the first."""
+    first, second = phases.chunk(2, dim=-1)
+    return torch.equal(first, second)
+
+
+def _rounded(phases: Tensor) -> bytes:
+    """Phases to four decimals: what devices and releases compute differently does not count."""
+    return (1e4 * phases).round().to(torch.int32).cpu().numpy().tobytes()

@@ -11,7 +11,7 @@ from kvbridge.cache.features import early_kv, noted
 from kvbridge.cache.prefill import run_decoder
 from kvbridge.cache.snapshot import LayerKV, build_cache
 from kvbridge.errors import UsageError
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from kvbridge.model.probe import cached_layers
 from tests.models import EXACT_KINDS, TEXT, tiny, tiny_causal, wrapped
 

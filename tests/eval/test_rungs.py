@@ -36,7 +36,7 @@ from kvbridge.gates.decide.calibration import save_calibration
 from kvbridge.gates.decide.policy import CalibratedGate, Ladder
 from kvbridge.gates.decide.sealed import Calibration
 from kvbridge.handoff.cost import prefill_flops
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from tests.eval.conftest import PAIR
 
 TAILS = (5, 17)

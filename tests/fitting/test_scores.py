@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kvbridge.cache.prefill import capture
-from kvbridge.fitting.scores import PROBE, Residuals, Scores, attention_cosine, attention_probe
-from kvbridge.model.load import Model
+from kvbridge.fitting.scores import Residuals, Scores, attention_cosine
+from kvbridge.model.attention import PROBE, attention_probe
+from kvbridge.model.model import Model
 from tests.models import SENTENCES, tiny
 
 KINDS = ("llama", "gemma3", "gpt2", "phi3_sliding", "qwen3")
@@ -94,7 +95,7 @@ def test_attention_cosine_equals_a_plain_loop(kind, sinks):
             scaling or query.shape[-1] ** -0.5,
         )
 
-    with torch.no_grad(), attention_probe(model, keep):
+    with torch.no_grad(), attention_probe(model.model, keep):
         model.decoder(input_ids=ids[None], use_cache=False)
     for layer, (query, key, value, scaling) in seen.items():
         window = model.geometry.layers[layer].window_tokens
@@ -122,7 +123,7 @@ def test_the_probe_sees_every_layer_and_alters_nothing(kind):
     layers: list[int] = []
     with torch.no_grad():
         before = model.model(input_ids=ids).logits
-        with attention_probe(model, lambda layer, *_: layers.append(layer)):
+        with attention_probe(model.model, lambda layer, *_: layers.append(layer)):
             inside = model.model(input_ids=ids).logits
         after = model.model(input_ids=ids).logits
     assert layers == list(range(4))
@@ -140,7 +141,7 @@ def test_the_probe_restores_the_attention_even_on_an_error(kind):
         assert model.model.config._attn_implementation == PROBE
         raise RuntimeError("observed")
 
-    with pytest.raises(RuntimeError, match="observed"), attention_probe(model, fail):
+    with pytest.raises(RuntimeError, match="observed"), attention_probe(model.model, fail):
         model.decoder(input_ids=model.encode(TEXT).ids[None])
     assert model.model.config._attn_implementation == before != PROBE
     assert [

@@ -10,13 +10,13 @@ import torch
 import kvbridge
 from kvbridge import Bridge
 from kvbridge.cache.snapshot import build_cache
-from kvbridge.fitting.scores import attention_probe
 from kvbridge.gates.calibrate.job import gather
 from kvbridge.gates.calibrate.passing import Sample, requests_of, watch
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.attention import expected_error
 from kvbridge.gates.signals.costs import QUERIES
 from kvbridge.gates.signals.reading import Inapplicable, Reading
+from kvbridge.model.attention import attention_probe
 from tests.gates.conftest import PLAN, Pair
 from tests.models import random_texts, tiny
 

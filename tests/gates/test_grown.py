@@ -16,7 +16,7 @@ from kvbridge.gates.decide.policy import CalibratedGate
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.decide.sealed import Rung
 from kvbridge.gates.signals.residuals import ROUNDING, worst
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from tests.gates.conftest import PLAN, Pair, made_calibration
 from tests.models import TEXT, tiny_causal, wrapped
 

@@ -15,7 +15,7 @@ from kvbridge.errors import UsageError
 from kvbridge.gates.decide.audit import Counters, JsonLines, both
 from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
 from kvbridge.handoff.decision import discard
-from kvbridge.model.load import Model
+from kvbridge.model.model import Model
 from tests.gates.conftest import PLAN, made_calibration
 from tests.gates.test_ladder import tails_of
 from tests.gates.test_policy import assert_dense, gate_of, handed, raising

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
-from kvbridge.fitting.scores import attention_probe
-from kvbridge.model.attention import attention_of, recorded_queries
+from kvbridge.model.attention import attention_of, attention_probe
+from kvbridge.model.queries import recorded_queries
 from tests.models import CONFIGS, SMALL, TEXT, randomise, tiny, tiny_causal, wrapped
 
 
@@ -35,7 +35,7 @@ def test_queries_are_what_attention_sees(kind):
     def observe(layer, query, key, value, mask, scaling):
         seen[layer] = query[0].transpose(0, 1).float() * scaling
 
-    with recorded_queries(model) as queries, attention_probe(model, observe):
+    with recorded_queries(model) as queries, attention_probe(model.model, observe):
         model.decoder(input_ids=ids)
     rows = torch.arange(ids.shape[1])
     assert sorted(seen) == list(range(len(model.layers)))

@@ -1,0 +1,93 @@
+"""A loaded model: transformers' model and tokenizer with what was measured on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvbridge.geometry import KVGeometry
+from kvbridge.model import text as texts
+from kvbridge.model.attention import decoder_layers
+from kvbridge.model.digests import adapter_names
+from kvbridge.model.rope import Rotation
+from kvbridge.model.text import Encoding
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A transformers model with its tokenizer, geometry and rotation.
+
+    `name` is what it was loaded from. `kvbridge.load` and `kvbridge.wrap` make it.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    geometry: KVGeometry
+    rotation: Rotation
+    _versions: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", _versions(self.model))
+
+    def changed(self) -> str | None:
+        """What of the live model is no longer as `geometry` says, in a few words; None for nothing.
+
+        Weights written in place are seen by the counters torch keeps; writes through `.data` escape
+        them.
+        """
+        if f"torch.{self.geometry.dtype}" != str(self.dtype):
+            return f"dtype (now {str(self.dtype).removeprefix('torch.')})"
+        if adapter_names(self.model) != self.geometry.adapters:
+            return "adapters"
+        return "weights" if _versions(self.model) != self._versions else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and cache."""
+        return self.model.dtype
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The stack of layers without the language-model head."""
+        return self.model.get_decoder()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder's layers."""
+        return decoder_layers(self.decoder)
+
+    def encode(self, text: str) -> Encoding:
+        """Token ids and character spans as the tokenizer itself would make them.
+
+        Special tokens included. Raises UsageError for a lone surrogate.
+        """
+        return texts.encode(self.tokenizer, text)
+
+    def encode_ids(self, token_ids: Tensor) -> tuple[str, Encoding]:
+        """The text that `token_ids` `[tokens]` spell and where each ends in it.
+
+        Generated ids need not be canonical. Special tokens that the tokenizer adds by itself spell
+        nothing.
+        """
+        return texts.encode_ids(self.tokenizer, token_ids)
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """The model's own chat template over `messages`, with the generation prompt.
+
+        Raises UsageError where the model has none.
+        """
+        return texts.render(self.tokenizer, messages, self.name)
+
+
+def _versions(model: nn.Module) -> tuple[int, ...]:
+    """How often each weight has been written to; inference tensors cannot be and keep no count."""
+    return tuple(0 if p.is_inference() else p._version for p in model.parameters())

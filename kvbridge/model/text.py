@@ -1,0 +1,120 @@
+"""Text as one tokenizer's tokens, and ids as text: where each token ends, in characters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbridge.errors import UsageError
+
+DECODE_CONTEXT, DECODE_PENDING = 4, 32
+"""Tokens before the first unsettled one that a window decodes again, and most unsettled tokens."""
+REPLACEMENT = "�"
+"""What decoders write for bytes that are no whole character yet."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as one model's tokens: ids `[tokens]` and character spans `[tokens, 2]`.
+
+    Both int64 on the CPU; the spans' ends never go back.
+    """
+
+    ids: Tensor
+    spans: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def encode(tokenizer: Any, text: str) -> Encoding:
+    """Ids and spans as the tokenizer itself would make them, special tokens included.
+
+    Raises UsageError for a lone surrogate, which no tokenizer and no file can hold.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"expected text, found a lone surrogate at character {error.start}"
+        ) from None
+    encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    spans = torch.tensor(encoded["offset_mapping"], dtype=torch.int64).reshape(-1, 2)
+    return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _monotone(spans))
+
+
+def encode_ids(tokenizer: Any, token_ids: Tensor) -> tuple[str, Encoding]:
+    """The text that `token_ids` `[tokens]` spell, and where each of them ends in it.
+
+    Generated ids need not be what the tokenizer makes of their text. Special tokens that it adds by
+    itself spell nothing.
+    """
+    ids = token_ids.to("cpu", torch.int64).flatten()
+    prefix = _prefix(tokenizer)
+    start = len(prefix) if ids[: len(prefix)].tolist() == prefix else 0
+    text = _decode(tokenizer, ids[start:])
+    canonical = encode(tokenizer, text)
+    if torch.equal(canonical.ids, ids):
+        return text, canonical
+    ends = [0] * start + _ends(tokenizer, ids[start:])
+    starts = [0, *ends][: len(ends)]
+    pairs = list(zip(starts, ends, strict=True))
+    spans = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+    return text, Encoding(ids, _monotone(spans.clamp_max(len(text))))
+
+
+def render(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
+    """The tokenizer's own chat template over `messages`, with the generation prompt.
+
+    Without what `encode` will put before the text anyway. Raises UsageError, naming the model
+    `name`, where there is no template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError(f"{name} has no chat template; pass text= instead of messages=")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prefix = torch.tensor(_prefix(tokenizer), dtype=torch.int64)
+    return text.removeprefix(_decode(tokenizer, prefix))
+
+
+def _decode(tokenizer: Any, ids: Tensor) -> str:
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _prefix(tokenizer: Any) -> list[int]:
+    """Special tokens that the tokenizer puts before every text by itself."""
+    ids = tokenizer("", verbose=False)["input_ids"]
+    return ids if set(ids) <= set(tokenizer.all_special_ids) else []
+
+
+def _ends(tokenizer: Any, ids: Tensor) -> list[int]:
+    """Characters that are settled once each of `ids` `[tokens]` is read.
+
+    A character cut short is not yet one. Each step decodes a short window twice and counts what it
+    adds, so that what decoders do between tokens (spaces, joined bytes) is done alike in both;
+    decoding every prefix whole would take time quadratic in the tokens.
+    """
+    ends: list[int] = []
+    settled_characters = settled_tokens = 0
+    for index in range(len(ids)):
+        window = max(0, settled_tokens - DECODE_CONTEXT)
+        before = _decode(tokenizer, ids[window:settled_tokens])
+        now = _decode(tokenizer, ids[window : index + 1])
+        whole = now.rstrip(REPLACEMENT)
+        ends.append(settled_characters + max(0, len(whole) - len(before)))
+        # Bytes that never become a character must not make the window grow without end.
+        if whole == now or index - settled_tokens >= DECODE_PENDING:
+            settled_characters += len(now) - len(before)
+            settled_tokens = index + 1
+    return ends
+
+
+def _monotone(spans: Tensor) -> Tensor:
+    """Spans `[tokens, 2]` whose ends never go back.
+
+    Byte-level pieces of one character, and special tokens, repeat the end before them.
+    """
+    ends = torch.cummax(spans[:, 1], dim=0).values if len(spans) else spans[:, 1]
+    return torch.stack((torch.minimum(spans[:, 0], ends), ends), dim=1)
