@@ -142,7 +142,7 @@ def test_signal_is_a_plain_loop_over_the_models_own_queries(which, request):
     first = cached - QUERIES
     cache = build_cache(model, [{n: t[:first] for n, t in x.items()} for x in evidence.repaired])
     with attention_probe(
-        model, lambda layer, q, k, v, mask, scaling: seen.__setitem__(layer, q[0] * scaling)
+        model.model, lambda layer, q, k, v, mask, scaling: seen.__setitem__(layer, q[0] * scaling)
     ):
         model.model(
             input_ids=evidence.ids[None, first:cached],
