@@ -89,36 +89,32 @@ def main() -> None:
 
 def run(out: Path, size: Size, config: FitConfig, latency: bool) -> None:
     """The whole of it into `out`."""
-    from kvbridge.cli.main import say, table
-    from kvbridge.cli.progress import counted, progress_of
-    from kvbridge.cli.run import show
+    from kvbridge.cli.output import say, table
+    from kvbridge.cli.progress import counted, tokens_read
+    from kvbridge.cli.show import show
 
     start = time.perf_counter()
     pair = prepare(Path("runs/real") / "inputs")
     say(f"inputs ready after {time.perf_counter() - start:.0f} s")
     sender, receiver = kvbridge.load(pair.sender), kvbridge.load(pair.receiver)
-    fitted = fitted_asset(
-        sender,
-        receiver,
-        documents(pair.texts, size),
-        out,
-        config,
-        say=say,
-        progress=progress_of("fit"),
-    )
+    with tokens_read("fit") as progress:
+        fitted = fitted_asset(
+            sender, receiver, documents(pair.texts, size), out, config, say=say, progress=progress
+        )
     say(f"translator ready after {time.perf_counter() - start:.0f} s")
     raws: list[RawItem] = list(read_raw(str(pair.texts / "test.jsonl")))
     items, excluded = make_items(raws[size.scored :], sender, receiver, limit=size.items)
     command = "make real-quick" if size is QUICK else "make real"
-    summary = run_pair(
-        sender,
-        receiver,
-        fitted,
-        items,
-        out,
-        RunConfig(command=command, progress=counted("items"), processes=2),
-        excluded=excluded,
-    )
+    with counted("items") as counting:
+        summary = run_pair(
+            sender,
+            receiver,
+            fitted,
+            items,
+            out,
+            RunConfig(command=command, progress=counting, processes=2),
+            excluded=excluded,
+        )
     say(f"{time.perf_counter() - start:.0f} s in all")
     show(summary, False)
     if latency:

@@ -1,8 +1,9 @@
-"""What commands print: a line for people on stderr, one JSON object or a table on stdout."""
+"""What commands print: lines for people on stderr, one JSON object or a table on stdout."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.table import Table
 
 def say(text: str) -> None:
     """One line for people, on stderr, so that --json output stays clean."""
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
+    print(text, file=sys.stderr, flush=True)
 
 
 def emit(body: Any) -> None:
@@ -21,9 +22,14 @@ def emit(body: Any) -> None:
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A plain table for people."""
-    found = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for index, column in enumerate(columns):
-        found.add_column(column, justify="left" if index == 0 else "right")
+        shown.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
-        found.add_row(*row)
-    Console(highlight=False).print(found)
+        shown.add_row(*row)
+    Console(highlight=False).print(shown)
+
+
+def decimals(value: float | None) -> str:
+    """A number with three decimals, a dash where there is none."""
+    return "–" if value is None else f"{value:.3f}"

@@ -1,14 +1,13 @@
-"""What the commands of `kvbridge registry` share: options, exit codes, output for people or machines, progress."""
+"""What the commands of `kvbridge registry` share: options, exit codes, the store, output."""
 
 from __future__ import annotations
 
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,47 +15,53 @@ from rich.console import Console
 from kvbridge.codec import read_json
 from kvbridge.errors import KVBridgeError, UsageError
 from kvbridge.registry.store import LocalStore, default_home
-from kvbridge.registry.store.admission import AdmissionPolicy, ByteProgress
+from kvbridge.registry.store.admission import AdmissionPolicy
 from kvbridge.registry.store.naming import clean
 
-registry_app = typer.Typer(
-    help="Keep, find, share, verify and remove translators.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, for machines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Home = Annotated[
-    Path | None, typer.Option("--home", help="The store's folder; KVBRIDGE_HOME by default.")
+    Path | None,
+    typer.Option(
+        "--home",
+        help="Folder of the store. By default, what the environment variable KVBRIDGE_HOME names, "
+        "or else the folder kvbridge beside the Hub's cache.",
+        show_default=False,
+    ),
 ]
 Asset = Annotated[
     str,
     typer.Argument(
-        metavar="ASSET", help="SENDER..RECEIVER[@TAG], or 6 or more digits of a digest."
+        metavar="ASSET",
+        help="Which one: SENDER..RECEIVER, SENDER..RECEIVER@TAG, or the first 6 or more digits of "
+        "its digest, as `registry ls` shows them.",
     ),
+]
+Tag = Annotated[
+    str,
+    typer.Option(help="Name of this version among others of the same two models."),
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option(help="Address of the Hub; HF_ENDPOINT by default.", envvar="HF_ENDPOINT"),
+    typer.Option(
+        help="Address of the Hub; HF_ENDPOINT, or else huggingface.co, by default.",
+        envvar="HF_ENDPOINT",
+        show_default=False,
+    ),
 ]
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def command(name: str) -> Callable[[F], F]:
-    """Registers a command whose expected errors become one line and an exit code."""
+def refusing_in_one_line(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose expected errors become one line on stderr and an exit code."""
 
-    def register(function: F) -> F:
-        @functools.wraps(function)
-        def run(*args: Any, **options: Any) -> None:
-            try:
-                function(*args, **options)
-            except KVBridgeError as error:
-                typer.echo(f"kvbridge registry {name}: {clean(str(error))}", err=True)
-                raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KVBridgeError as error:
+            typer.echo(f"kvbridge registry {name}: {clean(str(error))}", err=True)
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
 
-        registry_app.command(name)(run)
-        return function
-
-    return register
+    return run
 
 
 def open_store(home: Path | None) -> LocalStore:
@@ -71,28 +76,9 @@ def open_store(home: Path | None) -> LocalStore:
         return LocalStore(home, AdmissionPolicy(**body, public_keys=keys))
     except (AttributeError, TypeError) as error:
         raise UsageError(
-            f"{path}: expected require_signature, public_keys, max_weights_bytes or max_tensors: {error}"
+            f"{path}: expected require_signature, public_keys, max_weights_bytes or max_tensors: "
+            f"{error}"
         ) from error
-
-
-@contextmanager
-def progress_bar(as_json: bool, what: str) -> Iterator[ByteProgress]:
-    """A bar on stderr where a person watches; the block calls what it is given with bytes done and in all."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
-    with Bar(
-        TextColumn(what),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def emit(as_json: bool, body: Any, text: Any) -> None:

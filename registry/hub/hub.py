@@ -26,6 +26,7 @@ from huggingface_hub.errors import (
 from kvbridge.errors import NotInStore, Refused, TransferFailed
 from kvbridge.format import CARD, SUMS, TRANSLATOR
 from kvbridge.geometry import digest_json
+from kvbridge.registry.hub.bars import reporting
 from kvbridge.registry.hub.transfer import downloads, hub_errors, vanished
 from kvbridge.registry.store import LocalStore
 from kvbridge.registry.store.admission import ByteProgress
@@ -142,12 +143,14 @@ class Hub:
         revision: str | None = None,
         tag: str = "main",
         expect: str | None = None,
+        fetching: ByteProgress = lambda done, total: None,
         progress: ByteProgress = lambda done, total: None,
     ) -> Ref:
         """Downloads one resolved commit and publishes it under `tag`, with everything bound to it.
 
         `expect` is the digest it must have. A pull that was interrupted goes on where it was.
-        Nothing that was fetched enters the store before it was admitted.
+        Nothing that was fetched enters the store before it was admitted. `fetching` is told the
+        bytes that are downloaded, `progress` those that are admitted.
         """
         check_tag(tag)
         commit, sizes = self.resolve(repo, revision)
@@ -164,6 +167,7 @@ class Hub:
                     endpoint=self.endpoint,
                     token=self.token,
                     library_name="kvbridge",
+                    tqdm_class=reporting(fetching),
                 )
             with vanished(repo):
                 groups = _groups(Path(folder).resolve(), sizes, cache.resolve())

@@ -13,7 +13,7 @@ import torch
 
 import kvbridge
 from kvbridge import Bridge, RepairPlan, demo
-from kvbridge.cli.gate import samples_of
+from kvbridge.cli.samples import samples_of
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.run.evaluate import evaluate
 from kvbridge.eval.run.latency import longest_text, measure_latency

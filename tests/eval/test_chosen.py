@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvbridge.cli.run import run_eval
+from kvbridge.cli.evaluate import EvalCommand, run_eval
 from kvbridge.errors import EvalError
 from kvbridge.eval.tasks.chosen import donors, make_items
 from kvbridge.eval.tasks.items import Item, RawItem, demo_rows, kind_of, read_raw
@@ -97,18 +97,14 @@ def test_a_run_is_not_continued_with_other_texts(
 
     def run(source: str, limit: int) -> None:
         run_eval(
-            demo_asset,
-            source,
-            tmp_path / "run",
-            ("native",),
-            None,
-            limit,
-            None,
-            None,
-            (None, None),
-            "cpu",
-            1,
-            True,
+            EvalCommand(
+                demo_asset,
+                tmp_path / "run",
+                data=source,
+                conditions=("native",),
+                limit=limit,
+                as_json=True,
+            )
         )
 
     run(data, 2)
@@ -124,17 +120,15 @@ def test_a_gate_says_that_it_runs_in_one_process(
     demo_asset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_eval(
-        demo_asset,
-        None,
-        tmp_path,
-        ("native",),
-        ("recall",),
-        2,
-        None,
-        "always-refuse",
-        (None, None),
-        "cpu",
-        2,
-        True,
+        EvalCommand(
+            demo_asset,
+            tmp_path,
+            conditions=("native",),
+            tasks=("recall",),
+            limit=2,
+            gate="always-refuse",
+            processes=2,
+            as_json=True,
+        )
     )
     assert "a gate runs in one process" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 import kvbridge
 from kvbridge import Bridge, RepairPlan
 from kvbridge.asset.folder import load_asset
-from kvbridge.cli.run import gate_for, run_eval
+from kvbridge.cli.evaluate import EvalCommand, gate_for, run_eval
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.conditions.plans import DEFAULT
 from kvbridge.eval.tasks.items import demo_rows
@@ -28,7 +28,11 @@ def run(
     asset: Path, out: Path, gate: str | None, conditions: tuple[str, ...] | None
 ) -> dict[str, dict[str, Any]]:
     """Rows by condition of one item."""
-    run_eval(asset, None, out, conditions, ("recall",), 2, None, gate, (None, None), "cpu", 1, True)
+    run_eval(
+        EvalCommand(
+            asset, out, conditions=conditions, tasks=("recall",), limit=2, gate=gate, as_json=True
+        )
+    )
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text("utf-8").splitlines()]
     return {row["condition"]: row for row in rows if row["item"] == rows[0]["item"]}
 
@@ -92,21 +96,16 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
     found = calibrate(bridge, samples, config)
     save_calibration(found, tmp_path / "gate")
     monkeypatch.setattr(
-        "kvbridge.cli.run.demo_rows", lambda split: chosen if split == "recall" else []
+        "kvbridge.cli.evaluate.demo_rows", lambda split: chosen if split == "recall" else []
     )
     run_eval(
-        demo_asset,
-        None,
-        tmp_path / "run",
-        ("gated",),
-        None,
-        None,
-        None,
-        str(tmp_path / "gate"),
-        (None, None),
-        "cpu",
-        1,
-        True,
+        EvalCommand(
+            demo_asset,
+            tmp_path / "run",
+            conditions=("gated",),
+            gate=str(tmp_path / "gate"),
+            as_json=True,
+        )
     )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
     written = [
@@ -129,6 +128,6 @@ def test_a_gate_is_not_judged_on_the_documents_it_was_made_of_alone(
     monkeypatch.setattr(
         gate, "calibration", SimpleNamespace(knows=lambda document: True, digest="d", rungs=())
     )
-    monkeypatch.setattr("kvbridge.cli.run.gate_for", lambda asset, given: (gate, RepairPlan()))
+    monkeypatch.setattr("kvbridge.cli.evaluate.gate_for", lambda asset, given: (gate, RepairPlan()))
     with pytest.raises(UsageError, match="every document"):
         run(demo_asset, tmp_path, "some", ("gated",))

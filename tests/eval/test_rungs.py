@@ -13,7 +13,7 @@ import pytest
 import kvbridge
 from kvbridge import Bridge, RepairPlan
 from kvbridge.asset.folder import Asset, load_asset, load_controls
-from kvbridge.cli.run import gate_for, run_eval
+from kvbridge.cli.evaluate import EvalCommand, gate_for, run_eval
 from kvbridge.errors import EvalError
 from kvbridge.eval.conditions.plans import CONTROLS, against, named, with_references
 from kvbridge.eval.conditions.routes import Prompt
@@ -218,22 +218,18 @@ def test_a_ladder_end_to_end(
     """Rows as climbing rung by rung with plain bridges gives them, the curve from each request's own rung, the report."""
     save_calibration(calibrated.calibration, tmp_path / "gate")
     monkeypatch.setattr(
-        "kvbridge.cli.run.demo_rows", lambda split: calibrated.rows if split == "recall" else []
+        "kvbridge.cli.evaluate.demo_rows",
+        lambda split: calibrated.rows if split == "recall" else [],
     )
     out = tmp_path / "run"
     run_eval(
-        calibrated.asset.path,
-        None,
-        out,
-        ("gated",),
-        None,
-        None,
-        None,
-        str(tmp_path / "gate"),
-        (None, None),
-        "cpu",
-        1,
-        True,
+        EvalCommand(
+            calibrated.asset.path,
+            out,
+            conditions=("gated",),
+            gate=str(tmp_path / "gate"),
+            as_json=True,
+        )
     )
     lines = [json.loads(line) for line in (out / "rows.jsonl").read_text("utf-8").splitlines()]
     cells = {(r["condition"], r["item"]): r for r in lines if r["status"] == "ok"}

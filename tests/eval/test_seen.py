@@ -11,8 +11,8 @@ import pytest
 import kvbridge
 from kvbridge import demo
 from kvbridge.asset.folder import load_asset
-from kvbridge.cli.gate import samples_of
-from kvbridge.cli.run import run_eval
+from kvbridge.cli.evaluate import EvalCommand, run_eval
+from kvbridge.cli.samples import samples_of
 from kvbridge.errors import UsageError
 from kvbridge.fitting.data import read_documents, split_of
 
@@ -44,9 +44,7 @@ def unsplit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[
 
 
 def evaluated(asset: Path, data: Path, out: Path) -> list[dict[str, Any]]:
-    run_eval(
-        asset, str(data), out, ("native",), None, None, None, None, (None, None), "cpu", 1, True
-    )
+    run_eval(EvalCommand(asset, out, data=str(data), conditions=("native",), as_json=True))
     return [json.loads(line) for line in (out / "rows.jsonl").read_text("utf-8").splitlines()]
 
 

@@ -176,7 +176,7 @@ def test_a_signal_given_twice_is_said_to_be(kvbridge, pair, tmp_path):
 
 
 def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
-    monkeypatch.setattr("kvbridge.cli.run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.cli.calibrate.models_of", lambda *_: [pair.sender, pair.receiver])
     asset, folder = calibrated
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n".join(pair.texts))
@@ -230,8 +230,8 @@ def test_which_signals_are_calibrated(kvbridge, pair, tmp_path, monkeypatch, giv
         asked.append(config.signals)
         raise DataError("seen")
 
-    monkeypatch.setattr("kvbridge.cli.run.models_of", lambda *_: [pair.sender, pair.receiver])
-    monkeypatch.setattr("kvbridge.gates.calibrate.job.calibrate", refuse)
+    monkeypatch.setattr("kvbridge.cli.calibrate.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.cli.calibrate.calibrate", refuse)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n".join(pair.texts))
     kvbridge(
@@ -250,17 +250,17 @@ def test_which_signals_are_calibrated(kvbridge, pair, tmp_path, monkeypatch, giv
 
 def test_signals_that_gave_no_number_are_named(kvbridge, pair, tmp_path, monkeypatch):
     kept = tuple(s for s in DEFAULT if s != "leverage")
-    monkeypatch.setattr("kvbridge.cli.run.models_of", lambda *_: [pair.sender, pair.receiver])
+    monkeypatch.setattr("kvbridge.cli.calibrate.models_of", lambda *_: [pair.sender, pair.receiver])
     monkeypatch.setattr(
-        "kvbridge.gates.calibrate.job.calibrate",
+        "kvbridge.cli.calibrate.calibrate",
         lambda *_, **__: made_calibration(pair, signals=kept, report=REPORT, rungs=()),
     )
     monkeypatch.setattr(
-        "kvbridge.gates.decide.calibration.load_calibration",
+        "kvbridge.cli.calibrate.load_calibration",
         lambda *_: made_calibration(pair, signals=kept, report=REPORT),
     )
     monkeypatch.setattr(
-        "kvbridge.asset.folder.load_asset", lambda _: replace(pair.asset, factors={})
+        "kvbridge.cli.calibrate.load_asset", lambda _: replace(pair.asset, factors={})
     )
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n".join(pair.texts))

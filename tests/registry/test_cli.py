@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kvbridge.cli.registry import registry_app
+from kvbridge.cli.commands.registry import registry_app
 from tests.registry import assets
 
 PAIR = "org/sender..org/receiver"
