@@ -17,7 +17,7 @@ def reporting(report: Callable[[int, int], None]) -> type[tqdm[Any]]:
     """
     most = 0
 
-    class Reported(tqdm):  # type: ignore[type-arg]
+    class Reported(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **{**options, "file": io.StringIO(), "disable": False})
 

@@ -103,6 +103,26 @@ def test_push_and_pull(run, fitted, hub, tmp_path):
     run("pull", "org/pair", *where, "--digest", "0" * 64, code=1)
 
 
+def test_a_pull_tells_its_bytes_and_the_client_draws_nothing(run, fitted, hub, tmp_path, capsys):
+    from kvbridge.registry.hub import Hub
+    from kvbridge.registry.store import LocalStore
+
+    run("add", fitted)
+    run("push", PAIR, "org/pair", "--endpoint", hub[0])
+    fetched, admitted = [], []
+    store = LocalStore(tmp_path / "other")
+    Hub(hub[0]).pull(
+        store,
+        "org/pair",
+        fetching=lambda done, total: fetched.append((done, total)),
+        progress=lambda done, total: admitted.append((done, total)),
+    )
+    for told in (fetched, admitted):
+        assert told == sorted(told)
+        assert told[-1][0] == told[-1][1] > 0
+    assert capsys.readouterr().err == ""
+
+
 def test_offline(run, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in run("pull", "org/pair", code=1)
