@@ -28,8 +28,8 @@ from kvbridge.fitting.data import check_data
 from kvbridge.format import CALIBRATION, RUN_REPORT
 from kvbridge.gates.decide.calibration import load_calibration
 from kvbridge.gates.decide.policy import CalibratedGate
-from kvbridge.handoff.ports import Gate
 from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.ports import Gate
 
 FITTED_ON = "the translator was fitted on its document"
 CALIBRATED_ON = "the gate was calibrated on its document"
