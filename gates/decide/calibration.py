@@ -1,6 +1,6 @@
 """A calibration on disk: `calibration.json`, `gate.safetensors` and `SHA256SUMS`, whose digest is the calibration's.
 
-Written whole or not at all; on reading every digest is verified and every number checked. No pickle.
+SavedCalibration whole or not at all; on reading every digest is verified and every number checked. No pickle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvbridge.codec import check_schema, convert, json_bytes, read_json
 from kvbridge.errors import CorruptFile
 from kvbridge.files import publish_folder, verify_folder
 from kvbridge.format import CALIBRATION, MAX_CALIBRATION_TENSORS, METADATA_KEY
-from kvbridge.gates.decide.sealed import SHARED, Calibration, Statistics, Written
+from kvbridge.gates.decide.sealed import SHARED, Calibration, SavedCalibration, Statistics
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.extras import Extras
@@ -51,41 +51,41 @@ def load_calibration(path: str | Path, asset: Asset) -> Calibration:
     body = check_schema(
         read_json(path / BODY), CALIBRATION.schema, name, "calibrate again or use its kvbridge"
     )
-    written = convert(body, Written, name)
+    saved = convert(body, SavedCalibration, name)
     manifest = asset.manifest
     bound = (asset.digest, manifest.sender.digest, manifest.receiver.digest)
-    if (written.translator, written.sender, written.receiver) != bound:
+    if (saved.translator, saved.sender, saved.receiver) != bound:
         raise CorruptFile(
             f"{name}: this calibration is of another translator; calibrate {asset.path} again"
         )
-    _check_thresholds(written, name)
-    _check_names(written, name)
-    _check_layers(written.extras, manifest, name)
-    extras = _read_extras(path / TENSORS, written.extras, manifest, digest_json(body))
-    shared = {field: getattr(written, field) for field in SHARED}
+    _check_thresholds(saved, name)
+    _check_names(saved, name)
+    _check_layers(saved.extras, manifest, name)
+    extras = _read_extras(path / TENSORS, saved.extras, manifest, digest_json(body))
+    shared = {field: getattr(saved, field) for field in SHARED}
     return Calibration(**shared, extras=extras, digest=digest)
 
 
-def _check_thresholds(written: Written, name: str) -> None:
+def _check_thresholds(saved: SavedCalibration, name: str) -> None:
     """Raises CorruptFile for a ladder of equal rungs, one that never or always climbs, and for a threshold that was
     not tested at this confidence or lies where no request ends."""
-    if len({rung.plan for rung in written.rungs}) != len(written.rungs):
+    if len({rung.plan for rung in saved.rungs}) != len(saved.rungs):
         raise CorruptFile(f"{name}: expected different repair plans in rungs")
-    if len(set(written.signals)) != len(written.signals):
+    if len(set(saved.signals)) != len(saved.signals):
         raise CorruptFile(f"{name}: expected different signals")
-    if (written.stop == 1) != (len(written.rungs) == 1):
+    if (saved.stop == 1) != (len(saved.rungs) == 1):
         raise CorruptFile(f"{name}: expected stop 1 with one rung, below 1 with several")
-    for level in (written.strict, written.lenient):
-        if level is not None and (level.threshold > written.stop or level.p > written.delta):
+    for level in (saved.strict, saved.lenient):
+        if level is not None and (level.threshold > saved.stop or level.p > saved.delta):
             raise CorruptFile(f"{name}: expected no threshold above stop and no p above delta")
 
 
-def _check_names(written: Written, name: str) -> None:
+def _check_names(saved: SavedCalibration, name: str) -> None:
     """Raises CorruptFile unless the label, the signals and every column of theirs are registered here."""
-    _expect_known([written.label], LABELS, "label", name)
-    _expect_known(written.signals, SIGNALS, "signal", name)
-    columns = {column for signal in written.signals for column in SIGNALS[signal].columns}
-    for rung in written.rungs:
+    _expect_known([saved.label], LABELS, "label", name)
+    _expect_known(saved.signals, SIGNALS, "signal", name)
+    columns = {column for signal in saved.signals for column in SIGNALS[signal].columns}
+    for rung in saved.rungs:
         _expect_known(rung.score.columns, columns, "column of these signals", name)
         _expect_known(rung.limits, columns, "column of these signals", name)
 

@@ -45,7 +45,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Written:
+class SavedCalibration:
     """What calibration.json holds; `Calibration` says what its fields mean."""
 
     schema: str
@@ -71,7 +71,7 @@ class Written:
     extras: Statistics
 
 
-SHARED = tuple(f.name for f in fields(Written) if f.name not in ("schema", "extras"))
+SHARED = tuple(f.name for f in fields(SavedCalibration) if f.name not in ("schema", "extras"))
 """Fields that a calibration has as an object and on disk alike."""
 
 
@@ -154,4 +154,4 @@ class Calibration:
             tuple(self.extras.residual_k),
         )
         shared = {name: getattr(self, name) for name in SHARED}
-        return to_json(Written(schema=CALIBRATION.schema, **shared, extras=extras))
+        return to_json(SavedCalibration(schema=CALIBRATION.schema, **shared, extras=extras))

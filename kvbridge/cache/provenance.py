@@ -7,10 +7,11 @@ from a prefill's where it came from a forward over fewer tokens, which rounds in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from kvbridge.errors import CorruptFile, UsageError
+from kvbridge.codec import Index, convert, one_of
+from kvbridge.errors import UsageError
 
 FIDELITIES = ("approximate", "repaired", "exact")
 
@@ -88,34 +89,34 @@ class Provenance:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is its inverse."""
         return {
-            **asdict(replace(self, spans=())),
+            "producer": self.producer,
+            "receiver": self.receiver,
+            "translator": self.translator,
+            "depth": self.depth,
             "spans": [[*s.layers, *s.tokens, s.fidelity] for s in self.spans],
         }
 
     @classmethod
-    def from_json(cls, body: Any) -> Provenance:
-        """Raises CorruptFile when it is not what `to_json` writes."""
-        try:
-            if set(body) != {"producer", "receiver", "translator", "depth", "spans"}:
-                raise ValueError("unexpected or missing fields")
-            spans = tuple(Span((a, b), (c, d), f) for a, b, c, d, f in body["spans"])
-            numbers = [body["depth"], *(n for s in spans for n in (*s.layers, *s.tokens))]
-            if any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers):
-                raise ValueError("depth or spans out of range")
-            if any(s.fidelity not in FIDELITIES for s in spans):
-                raise ValueError("unknown fidelity")
-            producer, receiver, translator = body["producer"], body["receiver"], body["translator"]
-            if (
-                type(producer) is not str
-                or type(receiver) is not str
-                or type(translator) not in (str, type(None))
-            ):
-                raise ValueError("expected digests")
-            return cls(producer, receiver, translator, body["depth"], spans)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(
-                f"expected the provenance of a cache, found something else: {repr(error)[:200]}"
-            ) from error
+    def from_json(cls, body: object, name: str = "provenance of a cache") -> Provenance:
+        """Raises CorruptFile naming `name` when it is not what `to_json` writes."""
+        saved = convert(body, SavedProvenance, name)
+        spans = tuple(Span((a, b), (c, d), fidelity) for a, b, c, d, fidelity in saved.spans)
+        return cls(saved.producer, saved.receiver, saved.translator, saved.depth, spans)
+
+
+Rectangle = tuple[Index, Index, Index, Index, Annotated[str, one_of(*FIDELITIES)]]
+"""A span on disk: first and last layer, first and last token, fidelity."""
+
+
+@dataclass(frozen=True)
+class SavedProvenance:
+    """A provenance on disk."""
+
+    producer: str
+    receiver: str
+    translator: str | None
+    depth: Index
+    spans: tuple[Rectangle, ...]
 
 
 def exact_provenance(geometry_digest: str, layers: int, tokens: int) -> Provenance:

@@ -32,7 +32,7 @@ class Description:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `describe` reads them."""
         return codec.to_json(
-            Metadata(
+            SavedDescription(
                 SNAPSHOT_SCHEMA,
                 self.text_digest,
                 self.characters,
@@ -53,7 +53,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Metadata:
+class SavedDescription:
     """A description as the file holds it."""
 
     schema: str
@@ -71,8 +71,8 @@ def describe(header: Header, name: str) -> Description:
     """
     raw = header.metadata.get(METADATA_KEY, "").encode("utf-8", "replace")
     body = codec.check_schema(codec.parse_json(raw, name), SNAPSHOT_SCHEMA, name)
-    metadata = codec.convert(body, Metadata, name)
-    geometry, provenance = metadata.geometry, Provenance.from_json(metadata.provenance)
+    saved = codec.convert(body, SavedDescription, name)
+    geometry, provenance = saved.geometry, Provenance.from_json(saved.provenance, name)
     if provenance.receiver != geometry.digest:
         raise CorruptFile(f"{name}: expected the provenance of this model's cache")
     if provenance.depth == 0 and provenance.fidelity != "exact":
@@ -80,9 +80,7 @@ def describe(header: Header, name: str) -> Description:
     tokens = _check_shapes(header, geometry, name)
     if not provenance.covers(len(geometry.layers), tokens):
         raise CorruptFile(f"{name}: the provenance does not cover each cached value once")
-    return Description(
-        metadata.text_digest, metadata.characters, geometry, provenance, metadata.digest
-    )
+    return Description(saved.text_digest, saved.characters, geometry, provenance, saved.digest)
 
 
 def _check_shapes(header: Header, geometry: KVGeometry, name: str) -> int:
