@@ -50,16 +50,18 @@ def decode(raw: bytes, kind: type[T], name: str) -> T:
     return convert(parse_json(raw, name), kind, name)
 
 
-def convert(body: object, kind: type[T], name: str) -> T:
+def convert(body: object, kind: type[T], name: str, *, partial: bool = False) -> T:
     """`body`, as `parse_json` gives it, as an object of `kind`; raises CorruptFile.
 
     The message names the file, the path within it, what was expected and, cut, what was found.
+    `partial`: fields that `kind` does not have are passed over, and such as have a default may miss.
     """
     try:
         value = msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{name}: {_told(str(error), body)}") from error
-    _check_fields(body, value, name, "")
+    if not partial:
+        _check_fields(body, value, name, "")
     return value
 
 
@@ -111,9 +113,12 @@ def _check_fields(body: Any, value: object, name: str, path: str) -> None:
 
 def _told(message: str, body: object) -> str:
     """What msgspec says of `body`, with the value found at the path it names."""
-    what, _, where = message.partition(" - at `$")
-    path = where.removesuffix("`")
+    what, _, where = message.partition(" - at `")
+    is_key = where.startswith("key` in `")
+    path = where.removeprefix("key` in `").removeprefix("$").removesuffix("`")
     at = f" at {path.removeprefix('.')}" if path else ""
+    if is_key:
+        return f"{what[:1].lower()}{what[1:]} as every key{at}".replace("`", "")
     value, is_whole = _value_at(body, path)
     wanted, _, kind = what.partition(", got ")
     told = f"{wanted[:1].lower()}{wanted[1:]}{at}"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from kvbridge import codec
 from kvbridge.asset.manifest import Manifest
-from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.codec import Digest
+from kvbridge.errors import CorruptFile
 from kvbridge.format import FOLDERS
 from kvbridge.geometry import KVGeometry
 
-COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,12 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is its inverse."""
-        return asdict(self)
+        return codec.to_json(self)
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Record:
-        """Of what `to_json` wrote."""
-        sides = {
-            name: None if body[name] is None else Side(**body[name])
-            for name in ("sender", "receiver")
-        }
-        return cls(**{**body, **sides})
+    def from_json(cls, body: object) -> Record:
+        """Of what `to_json` wrote; raises CorruptFile for anything else."""
+        return codec.convert(body, cls, "record of the catalog")
 
 
 def record_of(
@@ -117,17 +115,7 @@ def check_name(text: str, name: str) -> None:
         raise CorruptFile(f"{name}: {text[:40]!r} cannot be a model's name")
 
 
-def _bound_to(kind: str, body: Any, name: str) -> str:
-    schema = FOLDERS[kind].schema
-    if not isinstance(body, dict) or "schema" not in body:
-        raise CorruptFile(f"{name}: expected a {kind}, found no schema")
-    if body["schema"] != schema:
-        raise UnknownSchema(
-            f"{name}: expected schema {schema}, found {body['schema']!r:.80}; use the matching kvbridge"
-        )
-    digest = body.get("translator")
-    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise CorruptFile(
-            f"{name}: expected the digest of the translator it belongs to, found {digest!r:.80}"
-        )
-    return digest
+def _bound_to(kind: str, body: object, name: str) -> str:
+    """Digest of the translator that an object belongs to."""
+    bound = codec.check_schema(body, FOLDERS[kind].schema, name)
+    return codec.convert(bound.get("translator"), Digest, f"{name}: translator")

@@ -10,14 +10,12 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from kvbridge.codec import parse_json
+from kvbridge.codec import Digest, convert, parse_json
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import sync_folder
 from kvbridge.format import MAX_REF_BYTES, REF_ASIDE, REF_DRAFT, REF_SCHEMA, REF_SUFFIX
 from kvbridge.geometry import digest_json
-from kvbridge.registry.store.records import DIGEST
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -34,7 +32,7 @@ class Ref:
     kind: str
     scope: tuple[str, ...]
     tag: str
-    digest: str
+    digest: Digest
     signed_version: int | None = None
     origin: str | None = None
     label: str = ""
@@ -51,24 +49,10 @@ class Ref:
     @classmethod
     def from_bytes(cls, raw: bytes, name: str) -> Ref:
         """Raises CorruptFile when it is not what `to_bytes` writes."""
-        body: Any = parse_json(raw, name)
-        try:
-            if body.pop("schema") != REF_SCHEMA:
-                raise ValueError("another schema")
-            ref = cls(**{**body, "scope": tuple(str(s) for s in body["scope"])})
-            texts = (ref.kind, ref.tag, ref.digest, ref.label)
-            if any(type(t) is not str for t in texts) or not DIGEST.fullmatch(ref.digest):
-                raise ValueError("kind, tag and digest must be strings")
-            if type(ref.signed_version) not in (int, type(None)) or type(ref.origin) not in (
-                str,
-                type(None),
-            ):
-                raise ValueError("malformed version or origin")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(
-                f"{name}: not a reference of this store: {str(error)[:200]}"
-            ) from error
-        return ref
+        body = parse_json(raw, name)
+        if not isinstance(body, dict) or body.pop("schema", None) != REF_SCHEMA:
+            raise CorruptFile(f"{name}: not a reference of this store: expected {REF_SCHEMA}")
+        return convert(body, cls, name)
 
 
 def check_tag(tag: str) -> str:
