@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from transformers import DynamicCache
 
+from kvbridge.cache.padded import padded_cache
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument
@@ -20,24 +19,8 @@ class Continuing:
 
     def __init__(self, receiver: Model, caches: Sequence[list[LayerKV]]) -> None:
         self.receiver = receiver
-        lengths = [len(layers[0]["k"]) for layers in caches]
-        longest = max(lengths)
-        pads = [longest - n for n in lengths]
-        pairs = []
-        for layer in range(len(receiver.layers)):
-            both = [
-                torch.stack(
-                    [
-                        pad(c[layer][name], (0, 0, 0, 0, p, 0))
-                        for c, p in zip(caches, pads, strict=True)
-                    ]
-                )
-                for name in ("k", "v")
-            ]
-            pairs.append((both[0].transpose(1, 2), both[1].transpose(1, 2)))
-        self._cache = DynamicCache(pairs, config=receiver.model.config)
-        self._mask = torch.stack([(torch.arange(longest) >= p).long() for p in pads])
-        self._position = torch.tensor(lengths)
+        self._cache, self._mask = padded_cache(receiver, caches)
+        self._position = self._mask.sum(dim=1)
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:

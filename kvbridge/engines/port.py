@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvbridge.cache.features import FirstLayers
+from kvbridge.cache.provenance import Provenance
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.geometry import KVGeometry
 from kvbridge.model.rope import Rotation
@@ -39,6 +40,25 @@ class Recomputed:
 
     states: Tensor | None
     queries: RecordedQueries | None
+
+
+@dataclass(frozen=True, eq=False)
+class Prefilled:
+    """A prompt to go on from: ids `[tokens]`, the rows of all but the last (`layers`; None: of none), and
+    where those are from, for the cache to remember (None: the model's own)."""
+
+    ids: Tensor
+    layers: list[LayerKV] | None
+    provenance: Provenance | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """`logits` `[n, vocabulary]` fp32 after each token that ran, and every layer's rows
+    `[tokens + n, heads, width]` with theirs."""
+
+    logits: Tensor
+    layers: list[LayerKV]
 
 
 @runtime_checkable
@@ -89,6 +109,31 @@ class Engine(Protocol):
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The text of a chat; raises UsageError where there is no template for one."""
+        ...
+
+    def spell(self, token_ids: Tensor) -> str:
+        """The text of ids `[tokens]`, special tokens left out."""
+        ...
+
+    def prefill(self, ids: Tensor) -> list[LayerKV]:
+        """Every layer's rows of ids `[tokens]` from position 0."""
+        ...
+
+    def decode(self, ids: Tensor, layers: list[LayerKV]) -> Decoded:
+        """Runs ids `[n]` (n ≥ 1) after the tokens whose rows are `layers`; none: `[0, heads, width]`."""
+        ...
+
+    def generate(
+        self, prompt: Prefilled, max_new_tokens: int | None = None, **options: Any
+    ) -> Tensor:
+        """Continues a prompt: it and what follows, `[sequences, tokens]`. Raises UsageError for an empty
+        one and for options that the engine does not know."""
+        ...
+
+    def generate_many(
+        self, prompts: Sequence[Prefilled], max_new_tokens: int | None = None, **options: Any
+    ) -> list[Tensor]:
+        """The same of several prompts, one sequence `[tokens]` each."""
         ...
 
     def first_layers(

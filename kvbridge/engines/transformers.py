@@ -11,14 +11,15 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from kvbridge.cache.features import FirstLayers, first_layers
-from kvbridge.cache.prefill import run_decoder
-from kvbridge.cache.snapshot import LayerKV
-from kvbridge.engines.port import Engine, Recomputed
+from kvbridge.cache.features import FirstLayers, first_layers, noted
+from kvbridge.cache.prefill import capture, run_decoder
+from kvbridge.cache.snapshot import LayerKV, build_cache
+from kvbridge.engines.generate import generate, generate_many
+from kvbridge.engines.port import Decoded, Engine, Prefilled, Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry
 from kvbridge.model.model import Model
-from kvbridge.model.probe import cached_layers
+from kvbridge.model.probe import cache_argument, cached_layers
 from kvbridge.model.queries import recorded_queries
 from kvbridge.model.rope import Rotation
 from kvbridge.model.text import Encoding
@@ -70,6 +71,45 @@ class TransformersEngine:
     def render(self, messages: list[dict[str, Any]]) -> str:
         """As of Model."""
         return self.model.render(messages)
+
+    def spell(self, token_ids: Tensor) -> str:
+        """The tokenizer's decoding, special tokens left out."""
+        return self.model.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def prefill(self, ids: Tensor) -> list[LayerKV]:
+        """One forward; sliding layers keep their full length."""
+        return list(capture(self.model, input_ids=ids).layers)
+
+    @torch.no_grad()
+    def decode(self, ids: Tensor, layers: list[LayerKV]) -> Decoded:
+        """One forward over a transformers cache of `layers`."""
+        start = len(layers[0]["k"])
+        cache = build_cache(self.model, layers) if start else DynamicCache()
+        with noted(cache) as rows:
+            output = self.model.model(
+                input_ids=ids[None].to(self.device),
+                position_ids=torch.arange(start, start + len(ids), device=self.device)[None],
+                attention_mask=torch.ones((1, start + len(ids)), device=self.device).long(),
+                use_cache=True,
+                **cache_argument(self.model.model, cache),
+            )
+        grown = [
+            {name: torch.cat((tensor, new[name])) for name, tensor in layer.items()}
+            for layer, new in zip(layers, rows, strict=True)
+        ]
+        return Decoded(output.logits[0].float(), grown)
+
+    def generate(
+        self, prompt: Prefilled, max_new_tokens: int | None = None, **options: Any
+    ) -> Tensor:
+        """`transformers.generate`, with every option it has."""
+        return generate(self.model, prompt, max_new_tokens, options)
+
+    def generate_many(
+        self, prompts: Sequence[Prefilled], max_new_tokens: int | None = None, **options: Any
+    ) -> list[Tensor]:
+        """The same in one batch, padded on the left; prompts without rows go one by one."""
+        return generate_many(self.model, prompts, max_new_tokens, options)
 
     def first_layers(
         self,

@@ -21,7 +21,6 @@ from kvbridge.handoff.ports import Gate, Ledger, Resident
 from kvbridge.handoff.request import Request
 from kvbridge.handoff.result import Handoff
 from kvbridge.model.model import Model
-from kvbridge.model.text import Encoding
 
 
 class Bridge:
@@ -91,21 +90,51 @@ class Bridge:
         is what the receiver has already, its own snapshot of the prompt's beginning: those rows are
         taken as they are, and only what follows is handed over. Neither is modified.
         """
-        prompt, encoding = self._prompt(text, messages, input_ids)
-        if known is not None and not isinstance(known, KVSnapshot):
-            raise UsageError(f"expected a snapshot as known=, found {type(known).__name__}")
-        request = self._request(snapshot, prompt, encoding, repair, known)
+        request = self.request(
+            snapshot,
+            text,
+            messages=messages,
+            input_ids=input_ids,
+            repair=repair,
+            known=known,
+        )
         return self.finish(self.prepare([request]))[0]
 
     def handoff_many(
         self, requests: Sequence[tuple[KVSnapshot, str]], *, repair: RepairPlan | None = None
     ) -> list[Handoff]:
         """Hands over several requests of any lengths; their tokens go through the maps together."""
-        encode = self.pair.receiver.encode
         prepared = self.prepare(
-            [self._request(snapshot, text, encode(text), repair) for snapshot, text in requests]
+            [self.request(snapshot, text, repair=repair) for snapshot, text in requests]
         )
         return self.finish(prepared)
+
+    def request(
+        self,
+        snapshot: KVSnapshot,
+        text: str | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        input_ids: Tensor | None = None,
+        repair: RepairPlan | None = None,
+        known: KVSnapshot | None = None,
+    ) -> Request:
+        """The state that the stages start from; arguments as of `handoff`. It is observed where this
+        bridge has a gate."""
+        if sum(x is not None for x in (text, messages, input_ids)) != 1:
+            raise UsageError("expected exactly one of text, messages and input_ids")
+        if known is not None and not isinstance(known, KVSnapshot):
+            raise UsageError(f"expected a snapshot as known=, found {type(known).__name__}")
+        receiver = self.pair.receiver
+        if input_ids is not None:
+            # Given tokens are kept as they are, canonical or not.
+            text, encoding = receiver.encode_ids(input_ids)
+        else:
+            text = receiver.render(messages) if messages is not None else text
+            assert text is not None
+            encoding = receiver.encode(text)
+        observed = self.gate is not None
+        return Request(snapshot, text, encoding, repair or RepairPlan(), known, observed)
 
     @torch.no_grad()
     def prepare(self, requests: Sequence[Request]) -> list[Request]:
@@ -127,27 +156,3 @@ class Bridge:
             judged = stages.judge(self.pair, repaired, self.gate)
             handoffs += stages.assemble(self.pair, judged)
         return handoffs
-
-    def _request(
-        self,
-        snapshot: KVSnapshot,
-        text: str,
-        encoding: Encoding,
-        plan: RepairPlan | None,
-        known: KVSnapshot | None = None,
-    ) -> Request:
-        observed = self.gate is not None
-        return Request(snapshot, text, encoding, plan or RepairPlan(), known, observed)
-
-    def _prompt(
-        self, text: str | None, messages: list[dict[str, Any]] | None, input_ids: Tensor | None
-    ) -> tuple[str, Encoding]:
-        """The prompt and its tokens; given tokens are kept as they are, canonical or not."""
-        if sum(x is not None for x in (text, messages, input_ids)) != 1:
-            raise UsageError("expected exactly one of text, messages and input_ids")
-        receiver = self.pair.receiver
-        if input_ids is not None:
-            return receiver.encode_ids(input_ids)
-        text = receiver.render(messages) if messages is not None else text
-        assert text is not None
-        return text, receiver.encode(text)
