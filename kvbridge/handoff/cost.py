@@ -52,7 +52,8 @@ def handoff_parts(
     the receiver has the first `known` already, by part.
 
     `translate`: `translated` tokens through the maps, at `translator_flops` each; `prefill`: the
-    unknown tokens through the first layers; `repair`: `recomputed` cached tokens and the last one through the whole receiver.
+    unknown tokens through the first layers; `repair`: `recomputed` cached tokens and the last one
+    through the whole receiver.
     """
     prefill = 0
     if first_layers:
@@ -71,13 +72,13 @@ def request_parts(pair: Pair, request: Request) -> dict[str, int]:
     aligned = after("align", request.aligned)
     features = after("features", request.features)
     geometry = pair.receiver.geometry
-    flops = 0
+    translator_flops = 0
     if pair.translator is not None and features.exact_layers < len(geometry.layers):
-        flops = pair.translator.flops()
+        translator_flops = pair.translator.flops()
     return handoff_parts(
         geometry,
         len(request.encoding),
-        translator_flops=flops,
+        translator_flops=translator_flops,
         translated=len(request.rows),
         first_layers=0 if features.first is None else len(features.first.layers),
         recomputed=len(aligned.chosen),

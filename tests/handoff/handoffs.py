@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbridge import Handoff, Model, RepairPlan, Translator
 from kvbridge.asset.maps.base import Block
 from kvbridge.asset.maps.dense import DenseMaps, Group
+from kvbridge.engines.port import Engine
 
 NEW_TOKENS = 16
 TOLERANCE = 1e-4
@@ -84,7 +85,9 @@ def renamed(model: Model) -> Model:
     return replace(model, geometry=geometry, name="renamed")
 
 
-def identity(sender: Model, receiver: Model, features: str = "none") -> Translator:
+def identity(
+    sender: Model | Engine, receiver: Model | Engine, features: str = "none"
+) -> Translator:
     """y = x for every layer and stream; with `features`, their columns count for nothing."""
     groups, tensors = {}, {}
     extra = receiver.geometry.hidden_size if features != "none" else 0
