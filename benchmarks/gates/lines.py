@@ -14,10 +14,10 @@ import numpy as np
 from benchmarks.gates.pool import PARTS, PLAN, receiver_geometry
 from kvbridge.errors import DataError
 from kvbridge.gates.calibrate.config import GateConfig
-from kvbridge.gates.calibrate.items import Attempt, Item
+from kvbridge.gates.calibrate.items import Attempt, GatedItem
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.labels.outcomes import Outcome
-from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
 from kvbridge.geometry import KVGeometry
 
 SENDER_SIDE = ("sender_first", "sender_early", "sender_tail", "tail_loss", "sender_next")
@@ -60,7 +60,7 @@ class Pool:
 
     def items(
         self, label: str, tau: float | None, kinds: Sequence[str] | None = None
-    ) -> list[Item]:
+    ) -> list[GatedItem]:
         """The pool's requests under one label; they cost what the default signals do."""
         found = []
         for row in self.cases["right"]:
@@ -69,7 +69,7 @@ class Pool:
                 if damaged is not None:
                     cost = row["handoff_flops"] + gate_flops(row)
                     found.append(
-                        Item(
+                        GatedItem(
                             row["id"],
                             row["document"],
                             row["tokens"],
@@ -85,7 +85,7 @@ class Pool:
         return float(f"{np.quantile(found, share):.2g}") if found else None
 
 
-def gate_flops(row: dict[str, Any], signals: Sequence[str] = DEFAULT) -> int:
+def gate_flops(row: dict[str, Any], signals: Sequence[str] = DEFAULT_SIGNALS) -> int:
     """What these signals cost of one line; all were read, and what several share is counted once."""
     parts = parts_of(signals)
     return sum(flops for part, flops in row["gate_flops"].items() if part in parts)
@@ -93,13 +93,12 @@ def gate_flops(row: dict[str, Any], signals: Sequence[str] = DEFAULT) -> int:
 
 def damage(row: dict[str, Any], label: str, tau: float | None) -> bool | None:
     """What the label says of one line."""
-    limit = tau if tau is not None else LABELS[label].default or 0.0
-    return LABELS[label].damaged(Outcome(**row["outcome"]), limit)
+    return LABELS[label].damaged(Outcome(**row["outcome"]), LABELS[label].limit(tau))
 
 
 def documents_split(
-    items: Sequence[Item], share: float, seed: int
-) -> tuple[list[Item], list[Item]]:
+    items: Sequence[GatedItem], share: float, seed: int
+) -> tuple[list[GatedItem], list[GatedItem]]:
     """(items of a random `share` of documents, the others)."""
     names = sorted({i.document for i in items})
     chosen = set(np.random.default_rng(seed).permutation(names)[: round(share * len(names))])
@@ -108,6 +107,6 @@ def documents_split(
     ]
 
 
-def config_of(label: str, signals: Sequence[str] = DEFAULT) -> GateConfig:
+def config_of(label: str, signals: Sequence[str] = DEFAULT_SIGNALS) -> GateConfig:
     """One rung, the default signals."""
     return GateConfig(label=label, plans=(PLAN,), signals=tuple(signals))

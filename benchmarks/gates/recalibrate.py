@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gates.lines import config_of, documents_split
 from kvbridge.errors import DataError
-from kvbridge.gates.calibrate.items import Item, counts_at, routed, scores_of
+from kvbridge.gates.calibrate.items import GatedItem, counts_at, routed, scores_of
 from kvbridge.gates.calibrate.levels import fit_rungs, hold, thresholds_of, whole
 from kvbridge.gates.decide.guarantee import conformal_threshold, interval
 
@@ -18,7 +18,7 @@ LEVELS = ((0.02, 0.05), (0.05, 0.05), (0.1, 0.05), (0.2, 0.05))
 SPLITS, DRAWS = 10, 30
 
 
-def recalibrations(items: Sequence[Item], label: str) -> dict[str, Any]:
+def recalibrations(items: Sequence[GatedItem], label: str) -> dict[str, Any]:
     """Coverage and realised violations per (α, δ), over SPLITS scores × DRAWS calibration samples each.
 
     A third of the documents fits the score; the others are the population, known exactly. Calibration samples of half

@@ -25,10 +25,10 @@ from kvbridge.errors import DataError, KVBridgeError
 from kvbridge.eval.statistics.routing import risk_coverage
 from kvbridge.gates.calibrate.config import GateConfig
 from kvbridge.gates.calibrate.evaluate import auroc, detection, net_saving
-from kvbridge.gates.calibrate.items import Attempt, Item, counts_at, routed, scores_of
+from kvbridge.gates.calibrate.items import Attempt, GatedItem, counts_at, routed, scores_of
 from kvbridge.gates.calibrate.levels import fit_rungs, hold, stop_of, thresholds_of, whole
 from kvbridge.gates.decide.guarantee import interval
-from kvbridge.gates.signals import DEFAULT, SIGNALS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
 from kvbridge.handoff.cost import prefill_flops
 
 Case = tuple[str, float | None, str | None]
@@ -85,7 +85,7 @@ def _auroc_where_given(values: Sequence[float], damaged: NDArray[np.bool_]) -> f
     return auroc(found[given], damaged[given])
 
 
-def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
+def separation(items: Sequence[GatedItem], label: str) -> dict[str, Any]:
     """AUROC per column; of the default signals' score on documents that did not fit it, and AURC beside baselines; AUROC of
     a score without the sender's and of one of all signals."""
     learn, rest = documents_split(items, 0.5, 99)
@@ -107,7 +107,7 @@ def separation(items: Sequence[Item], label: str) -> dict[str, Any]:
     )
     found["score"] = auroc(score, damaged)
     others = {
-        "score_without_sender": tuple(s for s in DEFAULT if s not in SENDER_SIDE),
+        "score_without_sender": tuple(s for s in DEFAULT_SIGNALS if s not in SENDER_SIDE),
         "score_of_all": tuple(SIGNALS),
     }
     for name, wanted in others.items():
@@ -195,7 +195,7 @@ def ladder(pool: Pool, label: str, tau: float | None) -> dict[str, Any]:
             Attempt(r.get("signals"), bool(damage(r, label, tau)) if "signals" in r else False)
             for r in (row, other)
         )
-        items.append(Item(row["id"], row["document"], row["tokens"], attempts))
+        items.append(GatedItem(row["id"], row["document"], row["tokens"], attempts))
         spent = row["handoff_flops"] + gate_flops(row)
         affordable.append(2 * spent < prefill_flops(pool.receiver, row["tokens"]))
     learn, rest = documents_split(items, 0.5, 11)

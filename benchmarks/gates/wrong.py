@@ -11,7 +11,7 @@ from benchmarks.gates.lines import SENDER_SIDE, Pool, config_of, documents_split
 from kvbridge.gates.calibrate.evaluate import auroc
 from kvbridge.gates.calibrate.levels import fit_rungs
 from kvbridge.gates.decide.guarantee import upper_bound
-from kvbridge.gates.signals import DEFAULT, SIGNALS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
 
 
 def wrong_caches(pool: Pool) -> dict[str, Any]:
@@ -21,9 +21,9 @@ def wrong_caches(pool: Pool) -> dict[str, Any]:
     held = {i.document for i in rest}
     found: dict[str, Any] = {}
     sets = {
-        "default signals": DEFAULT,
+        "default signals": DEFAULT_SIGNALS,
         "all signals": tuple(SIGNALS),
-        "without the sender model": tuple(s for s in DEFAULT if s not in SENDER_SIDE),
+        "without the sender model": tuple(s for s in DEFAULT_SIGNALS if s not in SENDER_SIDE),
         "tail residual alone": ("tail_residual", "length"),
         "first layers alone": ("first_layers", "length"),
         "leverage alone": ("leverage", "length"),

@@ -15,7 +15,7 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.conditions.plans import DEFAULT, against, parsed
 from kvbridge.eval.conditions.sharing import SharedTranslator
 from kvbridge.fitting.families.full_head import full_head
-from kvbridge.gates.decide.policy import CalibratedGate, Ladder
+from kvbridge.gates.decide import CalibratedGate, Ladder
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate

@@ -1,4 +1,4 @@
-"""What a calibration is asked for, and the parts its documents fall into."""
+"""What a calibration is asked for, and the splits its documents fall into."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from kvbridge.errors import UsageError, unknown_names
 from kvbridge.format import MAX_RUNGS
 from kvbridge.gates.decide.guarantee import check_levels
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.signals import DEFAULT, SIGNALS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
 from kvbridge.handoff.plan import RepairPlan
 
-PARTS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
+CALIBRATION_SPLITS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
 
 
 @dataclass(frozen=True)
 class GateConfig:
-    """What a calibration is asked for. `alpha`: risk of `use`, `lenient_alpha` of `use` and `use_approximate`
-    together, each at confidence 1 − `delta`; `label`, `tau`: what counts as damage; `plans`: the repair ladder, cheapest first."""
+    """What a calibration is asked for. `alpha`: risk of `use`, `lenient_alpha` of `use` and
+    `use_approximate` together, each at confidence 1 − `delta`; `label`, `tau`: what counts as
+    damage; `plans`: the repair ladder, cheapest first."""
 
     label: str = "next_token"
     tau: float | None = None
@@ -27,7 +28,7 @@ class GateConfig:
     lenient_alpha: float = 0.1
     delta: float = 0.05
     plans: tuple[RepairPlan, ...] = (RepairPlan(tail=17),)
-    signals: tuple[str, ...] = DEFAULT
+    signals: tuple[str, ...] = DEFAULT_SIGNALS
 
     def __post_init__(self) -> None:
         check_levels(self.alpha, self.delta)
@@ -48,7 +49,8 @@ class GateConfig:
         for one, other in pairwise(self.plans):
             if replace(one, tail=other.tail) == other and other.tail < one.tail:
                 raise UsageError(
-                    f"expected repair plans cheapest first, found tail {one.tail} before tail {other.tail}"
+                    "expected repair plans cheapest first, "
+                    f"found tail {one.tail} before tail {other.tail}"
                 )
         if self.alpha > self.lenient_alpha:
             raise UsageError(
@@ -58,20 +60,15 @@ class GateConfig:
     @property
     def limit(self) -> float:
         """τ, or the label's own."""
-        default = LABELS[self.label].default
-        return self.tau if self.tau is not None else default if default is not None else 0.0
+        return LABELS[self.label].limit(self.tau)
 
 
-def part_of(document: str) -> str:
-    """The part a document is in, drawn by a hash of its name: the same on every machine."""
-    draw = (
-        int.from_bytes(
-            hashlib.sha256(b"gate/" + document.encode("utf-8", "surrogatepass")).digest()[:8], "big"
-        )
-        / 2**64
-    )
-    for name, share in PARTS.items():
+def split_of(document: str) -> str:
+    """The split a document is in, drawn by a hash of its name: the same on every machine."""
+    name = b"gate/" + document.encode("utf-8", "surrogatepass")
+    draw = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") / 2**64
+    for split, share in CALIBRATION_SPLITS.items():
         draw -= share
         if draw < 0:
-            return name
-    return "report"
+            return split
+    return "report"  # the shares add up to a hair less than 1

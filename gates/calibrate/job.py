@@ -1,4 +1,5 @@
-"""From texts to a calibration: statistics, a score, thresholds with a guarantee, and a report, each on its own documents."""
+"""From texts to a calibration: statistics, a score, thresholds with a guarantee, and a report, each
+on its own documents."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import torch
 
 from kvbridge.asset.folder import Asset
 from kvbridge.errors import DataError, UsageError
-from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
-from kvbridge.gates.calibrate.items import Attempt, Item
+from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
+from kvbridge.gates.calibrate.items import Attempt, GatedItem
 from kvbridge.gates.calibrate.levels import fit_levels, report_of, whole
 from kvbridge.gates.calibrate.passing import Sample, watch
 from kvbridge.gates.decide.guarantee import items_needed
@@ -44,17 +45,17 @@ def gather(bridge: Bridge, samples: Iterable[Sample], plan: RepairPlan) -> Extra
 def read_signals(
     evidence: Evidence, extras: Extras, names: Sequence[str] = tuple(SIGNALS)
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Column → number (NaN where a signal does not apply) and FLOPs by part."""
+    """Column → number (NaN where a signal does not apply) and FLOPs by name of the part."""
     reading = Reading(evidence, extras, planned=parts_of(names))
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for name in names:
         signal = SIGNALS[name]
         try:
             values = signal.read(reading)
         except Inapplicable:
             values = (math.nan,) * len(signal.columns)
-        found.update(zip(signal.columns, values, strict=True))
-    return found, reading.spent
+        columns.update(zip(signal.columns, values, strict=True))
+    return columns, reading.spent
 
 
 def read_items(
@@ -64,9 +65,9 @@ def read_items(
     config: GateConfig,
     *,
     progress: Callable[[int], None] | None = None,
-) -> list[Item]:
-    """Every request on every rung; requests that the label says nothing about are left out. `progress` is told how many were
-    read, of the prompts of all samples times rungs."""
+) -> list[GatedItem]:
+    """Every request on every rung; requests that the label says nothing about are left out.
+    `progress` is told how many were read, of the prompts of all samples times rungs."""
     label = LABELS[config.label]
     attempts: dict[str, list[Attempt]] = {}
     about: dict[str, tuple[str, int]] = {}
@@ -88,16 +89,13 @@ def read_items(
             columns, spent = read_signals(seen.evidence, extras, config.signals)
             cost = seen.evidence.predicted_flops + sum(spent.values())
             attempts.setdefault(name, []).append(Attempt(columns, damaged, cost, spent))
-    return [
-        Item(
-            name,
-            *about[name],
-            tuple(tried),
-            prefill_flops(bridge.receiver.geometry, about[name][1]),
-        )
-        for name, tried in attempts.items()
-        if name not in silent
-    ]
+    items = []
+    for name, tried in attempts.items():
+        if name not in silent:
+            document, tokens = about[name]
+            dense = prefill_flops(bridge.receiver.geometry, tokens)
+            items.append(GatedItem(name, document, tokens, tuple(tried), dense))
+    return items
 
 
 def _further(progress: Callable[[int], None], before: int, done: int) -> None:
@@ -108,22 +106,24 @@ def more_for(config: GateConfig) -> str:
     """What to do about too few texts, and how many would be needed at all."""
     needed = items_needed(config.alpha, config.delta)
     return (
-        f"give more texts (--data, a higher --limit): a tenth of the documents gives statistics, and α = {config.alpha:g} at "
-        f"δ = {config.delta:g} takes {needed} accepted requests without a failure among four tenths of them"
+        "give more texts (--data, a higher --limit): a tenth of the documents gives statistics, "
+        f"and α = {config.alpha:g} at δ = {config.delta:g} takes {needed} accepted requests "
+        "without a failure among four tenths of them"
     )
 
 
 def seal(
     asset: Asset,
     extras: Extras,
-    parts: dict[str, list[Item]],
+    splits: dict[str, list[GatedItem]],
     config: GateConfig,
     samples: Sequence[Sample],
 ) -> Calibration:
-    """Levels from the parts `score` and `thresholds`, a report from the third, all of it bound to `asset`; `samples` are
-    all it was made of."""
+    """Levels from the splits `score` and `thresholds`, a report from the third, all of it bound to
+    `asset`; `samples` are all it was made of."""
     corpus = sorted(s.id + s.text for s in samples)
-    levels = fit_levels(parts["score"], parts["thresholds"], config)
+    decisive = [s.document for s in samples if split_of(s.document) != "report"]
+    levels = fit_levels(splits["score"], splits["thresholds"], config)
     manifest = asset.manifest
     return Calibration(
         translator=asset.digest,
@@ -141,27 +141,27 @@ def seal(
         lenient=levels.lenient,
         conformal=levels.conformal,
         needed=items_needed(config.alpha, config.delta),
-        counts={name: len(items) for name, items in parts.items()},
-        report=report_of(whole(parts["report"], levels.signals), levels),
+        counts={name: len(items) for name, items in splits.items()},
+        report=report_of(whole(splits["report"], levels.signals), levels),
         corpus_digest=hashlib.sha256(json.dumps(corpus).encode()).hexdigest(),
-        documents=frozenset(
-            short_name(s.document) for s in samples if part_of(s.document) != "report"
-        ),
+        documents=frozenset(map(short_name, decisive)),
         extras=extras,
     )
 
 
 def parted(samples: Sequence[Sample], config: GateConfig) -> dict[str, list[Sample]]:
-    """Samples by the part that their document is in; raises DataError, saying how many it takes, where a part is empty."""
-    split: dict[str, list[Sample]] = {name: [] for name in PARTS}
+    """Samples by the split that their document is in; raises DataError, saying how many it takes,
+    where one is empty."""
+    splits: dict[str, list[Sample]] = {name: [] for name in CALIBRATION_SPLITS}
     for sample in samples:
-        split[part_of(sample.document)].append(sample)
-    empty = [name for name, some in split.items() if not some]
+        splits[split_of(sample.document)].append(sample)
+    empty = [name for name, some in splits.items() if not some]
     if empty:
         raise DataError(
-            f"expected documents in every part, found none for {', '.join(empty)}; {more_for(config)}"
+            f"expected documents in every part, found none for {', '.join(empty)}; "
+            f"{more_for(config)}"
         )
-    return split
+    return splits
 
 
 def calibrate(
@@ -171,19 +171,21 @@ def calibrate(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Calibration:
-    """The whole of it: one pass for the statistics, one per rung for the rest. `bridge` must hold an Asset."""
+    """The whole of it: one pass for the statistics, one per rung for the rest. `bridge` must hold
+    an Asset."""
     if bridge.asset is None:
         raise UsageError(
-            "a calibration is bound to an asset's digest; give the bridge an asset of kvbridge.load_asset"
+            "a calibration is bound to an asset's digest; "
+            "give the bridge an asset of kvbridge.load_asset"
         )
-    split = parted(samples, config)
+    by_split = parted(samples, config)
     try:
-        extras = gather(bridge, split["statistics"], config.plans[0])
+        extras = gather(bridge, by_split["statistics"], config.plans[0])
     except DataError as error:
         raise DataError(f"{error}; {more_for(config)}") from error
-    rest = [s for name in PARTS if name != "statistics" for s in split[name]]
-    items = read_items(bridge, rest, extras, config, progress=progress)
-    parts: dict[str, list[Item]] = {name: [] for name in PARTS if name != "statistics"}
-    for item in items:
-        parts[part_of(item.document)].append(item)
-    return seal(bridge.asset, extras, parts, config, samples)
+    judged = [name for name in CALIBRATION_SPLITS if name != "statistics"]
+    rest = [sample for name in judged for sample in by_split[name]]
+    splits: dict[str, list[GatedItem]] = {name: [] for name in judged}
+    for item in read_items(bridge, rest, extras, config, progress=progress):
+        splits[split_of(item.document)].append(item)
+    return seal(bridge.asset, extras, splits, config, samples)

@@ -1,7 +1,8 @@
-"""The pass over calibration texts: each is read once by both models, then handed over at several places.
+"""The pass over calibration texts: each is read once by both models, then handed over at several
+places.
 
-A text's cache at a place is the beginning of its whole cache (attention is causal), so several prompts cost one capture
-of each model.
+A text's cache at a place is the beginning of its whole cache (attention is causal), so several
+prompts cost one capture of each model.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ TOGETHER = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """A text whose prompts end at characters `ends` (ascending); what follows a prompt is known. `answer`: the last
-    prompt is followed by an answer to be found, and nothing else is asked."""
+    """A text whose prompts end at characters `ends` (ascending); what follows a prompt is known.
+    `answer`: the last prompt is followed by an answer to be found, and nothing else is asked."""
 
     id: str
     document: str
@@ -41,7 +42,8 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One prompt of a sample: the sender's snapshot, the receiver's own cache of all tokens but the last, what follows."""
+    """One prompt of a sample: the sender's snapshot, the receiver's own cache of all tokens but the
+    last, what follows."""
 
     id: str
     document: str
@@ -55,7 +57,8 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A request, what a gate would see, and what became of it. `evidence` is None where the contract refused."""
+    """A request, what a gate would see, and what became of it. `evidence` is None where the
+    contract refused."""
 
     request: Request
     evidence: Evidence | None
@@ -66,8 +69,8 @@ class Seen:
 def requests_of(
     sample: Sample, sender: Model, receiver: Model, *, native: bool = True
 ) -> list[Request]:
-    """Prompts of a sample; ends where either tokenizer would cut the prompt otherwise are left out. Without `native` the
-    receiver does not run, and no outcome can be told."""
+    """Prompts of a sample; ends where either tokenizer would cut the prompt otherwise are left out.
+    Without `native` the receiver does not run, and no outcome can be told."""
     ours, theirs = sender.encode(sample.text), receiver.encode(sample.text)
     usable = []
     for end in sample.ends:
@@ -133,8 +136,8 @@ def watch(
     outcomes: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Seen]:
-    """Hands over every prompt of `samples` with `bridge` (its gate is not asked) and compares with the receiver's own
-    cache; in batches, in order."""
+    """Hands over every prompt of `samples` with `bridge` (its gate is not asked) and compares with
+    the receiver's own cache; in batches, in order."""
     waiting: list[Request] = []
     done = 0
     for sample in samples:

@@ -1,4 +1,5 @@
-"""What was decided, kept: one JSON line per decision, and counters for Prometheus where its client is installed."""
+"""What was decided, kept: one JSON line per decision, and counters for Prometheus where its client
+is installed."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def record_of(
     gate_flops: int,
     **of_gate: Any,
 ) -> dict[str, Any]:
-    """One line of the log: `final` is acted on, `decided` is what it was before shadow mode. `tokens`: of the receiver's
-    prompt. `signals` None: the request never came to the gate. `of_gate`: what the gate says of itself."""
+    """One line of the log: `final` is acted on, `decided` is what it was before shadow mode.
+    `tokens`: of the receiver's prompt. `signals` None: the request never came to the gate.
+    `of_gate`: what the gate says of itself."""
     values = (
         None
         if signals is None
@@ -49,7 +51,8 @@ def record_of(
 
 
 def kept(log: Log, record: Mapping[str, Any], final: Decision) -> Decision:
-    """`final` once its record is written; a refusal where the log raises OSError. Whatever else it raises is a bug."""
+    """`final` once its record is written; a refusal where the log raises OSError. Whatever else it
+    raises is a bug."""
     try:
         log(record)
     except OSError as error:
@@ -65,8 +68,9 @@ def kept(log: Log, record: Mapping[str, Any], final: Decision) -> Decision:
 
 
 class JsonLines:
-    """Appends one line per record to `path`, each in one write, so that several processes may share the file. Raises
-    OSError where it cannot: the gate then refuses, for a decision that is not kept must not be acted on."""
+    """Appends one line per record to `path`, each in one write, so that several processes may share
+    the file. Raises OSError where it cannot: the gate then refuses, for a decision that is not kept
+    must not be acted on."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -84,7 +88,8 @@ class JsonLines:
 
 
 class Counters:
-    """Counts decisions by tenant, verdict and reason, and the FLOPs that gates spent; `registry` is prometheus_client's.
+    """Counts decisions by tenant, verdict and reason, and the FLOPs that gates spent; `registry` is
+    prometheus_client's.
 
     Raises UsageError where prometheus-client is not installed (`pip install kvbridge[metrics]`).
     """

@@ -1,6 +1,8 @@
-"""A calibration on disk: `calibration.json`, `gate.safetensors` and `SHA256SUMS`, whose digest is the calibration's.
+"""A calibration on disk: `calibration.json`, `gate.safetensors` and `SHA256SUMS`, whose digest is
+the calibration's.
 
-SavedCalibration whole or not at all; on reading every digest is verified and every number checked. No pickle.
+Written whole or not at all; on reading every digest is verified and every number checked. No
+pickle.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ BODY, TENSORS = CALIBRATION.description, CALIBRATION.tensors
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> str:
-    """Writes the folder, whole or not at all, and returns its digest; the same calibration gives the same bytes."""
+    """Writes the folder, whole or not at all, and returns its digest; the same calibration gives
+    the same bytes."""
     body = calibration.body()
     tensors = save(_tensors(calibration.extras), metadata={METADATA_KEY: digest_json(body)})
     return publish_folder(Path(path), {BODY: json_bytes(body), TENSORS: tensors})
@@ -44,7 +47,8 @@ def _tensors(extras: Extras) -> dict[str, Tensor]:
 
 
 def load_calibration(path: str | Path, asset: Asset) -> Calibration:
-    """Reads and verifies a calibration of `asset`. Raises CorruptFile or UnknownSchema; reads no pickle."""
+    """Reads and verifies a calibration of `asset`. Raises CorruptFile or UnknownSchema; reads no
+    pickle."""
     path = Path(path)
     digest = verify_folder(path, required=CALIBRATION.required)
     name = str(path / BODY)

@@ -1,6 +1,8 @@
-"""Finite-sample statements about a threshold: exact binomial tails, Learn-then-Test, conformal risk control.
+"""Finite-sample statements about a threshold: exact binomial tails, Learn-then-Test, conformal risk
+control.
 
-Items are taken as independent draws from what the gate will see; several requests of one document are less than that.
+Items are taken as independent draws from what the gate will see; several requests of one document
+are less than that.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from kvbridge.errors import UsageError
 
 
 def p_value(failures: int, items: int, alpha: float) -> float:
-    """P(at most `failures` of `items` fail) where each fails with probability α: the exact p-value of "risk > α"."""
+    """P(at most `failures` of `items` fail) where each fails with probability α: the exact p-value
+    of "risk > α"."""
     return 1.0 if items == 0 else float(binom.cdf(failures, items, alpha))
 
 
 def items_needed(alpha: float, delta: float, failures: int = 0) -> int:
-    """Fewest accepted items of which `failures` may fail so that risk ≤ α holds at confidence 1 − δ."""
+    """Fewest accepted items of which `failures` may fail so that risk ≤ α holds at confidence 1 −
+    δ."""
     check_levels(alpha, delta)
     low, high = failures, failures + 1
     while p_value(failures, high, alpha) > delta:
@@ -68,9 +72,10 @@ class Tested:
 def fixed_sequence(
     counts: Sequence[tuple[float, int, int]], alpha: float, delta: float
 ) -> Tested | None:
-    """Learn-then-Test (arXiv 2110.01052) with fixed-sequence testing: `counts` are (threshold, accepted, failed) in an
-    order fixed without looking at these items' labels. Tests "risk > α" one after the other, each at level δ, stops at
-    the first that is not rejected, and returns the last rejected; None where the first was not.
+    """Learn-then-Test (arXiv 2110.01052) with fixed-sequence testing: `counts` are (threshold,
+    accepted, failed) in an order fixed without looking at these items' labels. Tests "risk > α" one
+    after the other, each at level δ, stops at the first that is not rejected, and returns the last
+    rejected; None where the first was not.
     """
     check_levels(alpha, delta)
     passed = None
@@ -83,15 +88,17 @@ def fixed_sequence(
 
 
 def start_at(counts: Sequence[tuple[float, int, int]], share: float, alpha: float) -> int:
-    """Where a fixed sequence should begin, judged on other items: the threshold with the smallest p-value, had it `share`
-    times as many items. `counts` as in fixed_sequence, thresholds ascending."""
+    """Where a fixed sequence should begin, judged on other items: the threshold with the smallest
+    p-value, had it `share` times as many items. `counts` as in fixed_sequence, thresholds
+    ascending."""
     scaled = [p_value(round(share * k), round(share * n), alpha) for _, n, k in counts]
     return int(np.argmin(scaled)) if scaled else 0
 
 
 def conformal_threshold(scores: ArrayLike, damaged: ArrayLike, alpha: float) -> float | None:
-    """Conformal risk control (arXiv 2208.02814) of P(accepted and damaged) ≤ α in expectation: the largest score of
-    `scores` `[items]` at which (Σ damaged among score ≤ threshold + 1) / (items + 1) ≤ α; None where there is none."""
+    """Conformal risk control (arXiv 2208.02814) of P(accepted and damaged) ≤ α in expectation: the
+    largest score of `scores` `[items]` at which (Σ damaged among score ≤ threshold + 1) / (items +
+    1) ≤ α; None where there is none."""
     score, bad = np.asarray(scores, dtype=np.float64), np.asarray(damaged, dtype=np.float64)
     order = np.argsort(score, kind="stable")
     ordered, risk = score[order], (np.cumsum(bad[order]) + 1) / (len(score) + 1)

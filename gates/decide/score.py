@@ -20,7 +20,8 @@ FOLDS = 4
 
 @dataclass(frozen=True)
 class Score:
-    """Predicted probability of damage: standardised columns, cut off at ±CLIP, times `weights`, plus `intercept`."""
+    """Predicted probability of damage: standardised columns, cut off at ±CLIP, times `weights`,
+    plus `intercept`."""
 
     columns: Annotated[tuple[str, ...], Meta(min_length=1)]
     mean: tuple[Finite, ...]
@@ -51,10 +52,12 @@ class Score:
 def fit_score(
     columns: Sequence[str], rows: ArrayLike, damaged: ArrayLike, documents: Sequence[str]
 ) -> tuple[Score, NDArray[np.float64]]:
-    """Logistic regression with an L2 penalty chosen by cross-validation over documents; rows `[n, columns]`, damaged `[n]`.
+    """Logistic regression with an L2 penalty chosen by cross-validation over documents; rows `[n,
+    columns]`, damaged `[n]`.
 
-    Also returns what each request scored when its document was left out `[n]`: what to expect of other documents. Raises
-    DataError where one class has fewer than FOLDS members or there are too few documents.
+    Also returns what each request scored when its document was left out `[n]`: what to expect of
+    other documents. Raises DataError where one class has fewer than FOLDS members or there are too
+    few documents.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss

@@ -1,4 +1,5 @@
-"""The calibration as an object: thresholds and their guarantee, scores, limits and statistics, bound to one translator."""
+"""The calibration as an object: thresholds and their guarantee, scores, limits and statistics,
+bound to one translator."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MAX_POSITION = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Rung:
-    """One repair plan of the ladder: its score, and per column the limit above which a cache is not of this text."""
+    """One repair plan of the ladder: its score, and per column the limit above which a cache is not
+    of this text."""
 
     plan: RepairPlan
     score: Score
@@ -77,12 +79,13 @@ SHARED = tuple(f.name for f in fields(SavedCalibration) if f.name not in ("schem
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What a gate decides by. `strict` and `lenient`: the thresholds that passed at α and at `lenient_alpha`, each at
-    confidence 1 − δ, None where none did: P(damaged | score at or below it), so the lenient one speaks of `use` and
-    `use_approximate` together. `stop`: a request ends on the first rung whose score is at most this (1 with one rung);
-    `needed`: accepted items without a failure that the strict level takes.
-    `translator`, `sender`, `receiver`: digests it is bound to. `documents`: names (as `short_name`) of the documents that
-    fixed anything in it. `digest` is None until it is saved.
+    """What a gate decides by. `strict` and `lenient`: the thresholds that passed at α and at
+    `lenient_alpha`, each at confidence 1 − δ, None where none did: P(damaged | score at or below
+    it), so the lenient one speaks of `use` and `use_approximate` together. `stop`: a request ends
+    on the first rung whose score is at most this (1 with one rung); `needed`: accepted items
+    without a failure that the strict level takes. `translator`, `sender`, `receiver`: digests it is
+    bound to. `documents`: names (as `short_name`) of the documents that fixed anything in it.
+    `digest` is None until it is saved.
     """
 
     translator: str
@@ -129,7 +132,8 @@ class Calibration:
 
     @property
     def base_rate(self) -> tuple[int, int] | None:
-        """(damaged, all) requests of the report part, on the first rung and before any gate; None where it is not known."""
+        """(damaged, all) requests of the report part, on the first rung and before any gate; None
+        where it is not known."""
         damaged, items = self.report.get("damaged"), self.report.get("items")
         return (
             (damaged, items)
@@ -138,7 +142,8 @@ class Calibration:
         )
 
     def knows(self, document: str) -> bool:
-        """Whether a document had a say in the statistics, the score or the thresholds: nothing measured on it counts."""
+        """Whether a document had a say in the statistics, the score or the thresholds: nothing
+        measured on it counts."""
         return short_name(document) in self.documents
 
     def rung(self, plan: RepairPlan) -> Rung | None:

@@ -1,9 +1,9 @@
-"""What a prefill, a handoff and the gate's signals take on this device, in milliseconds, at one prompt length."""
+"""What a prefill, a handoff and the gate's signals take on this device, in milliseconds, at one
+prompt length."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +13,11 @@ import torch
 
 from kvbridge.cache.features import first_layers
 from kvbridge.cache.prefill import capture
+from kvbridge.clock import Stopwatch
 from kvbridge.engines.transformers import recompute
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate.passing import Watching
-from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
 from kvbridge.gates.signals.costs import BUDGET
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.gates.signals.reading import Inapplicable, Reading
@@ -29,9 +30,9 @@ from kvbridge.model.model import Model
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians in milliseconds over `repeats` turns, and FLOPs of the same work. `signals_ms` by signal in their order:
-    whoever comes first pays for a part that several share; `gate_ms` is of all of them in one turn, `default_ms` of those
-    of the default set, read without the others."""
+    """Medians in milliseconds over `repeats` turns, and FLOPs of the same work. `signals_ms` by
+    signal in their order: whoever comes first pays for a part that several share; `gate_ms` is of
+    all of them in one turn, `default_ms` of those of the default set, read without the others."""
 
     tokens: int
     repeats: int
@@ -65,8 +66,9 @@ class Timing:
 
     @property
     def speed(self) -> Speed:
-        """FLOPs per millisecond by part. What a handoff takes beyond first layers and repair is translation; signals of
-        which nothing is counted go at a prefill's speed, for a speed of 0 is none."""
+        """FLOPs per millisecond by part. What a handoff takes beyond first layers and repair is
+        translation; signals of which nothing is counted go at a prefill's speed, for a speed of 0
+        is none."""
         prefill = self.prefill_flops / self.prefill_ms
         translate_ms = max(
             self.handoff_ms - self.first_layers_ms - self.repair_ms, 0.01 * self.handoff_ms
@@ -101,9 +103,9 @@ def measure(
     tokens: int = 2048,
     repeats: int = 5,
 ) -> Timing:
-    """Times prefill, handoff and signals in turn over the first `tokens` receiver tokens of `text`, after one turn that
-    is not counted. Raises UsageError for a text or models too short for that, DataError where nothing is translated or a
-    signal does not apply."""
+    """Times prefill, handoff and signals in turn over the first `tokens` receiver tokens of `text`,
+    after one turn that is not counted. Raises UsageError for a text or models too short for that,
+    DataError where nothing is translated or a signal does not apply."""
     receiver, sender = bridge.receiver, bridge.sender
     part = _cut(text, receiver, sender, tokens)
     ids, snapshot = receiver.encode(part).ids, capture(sender, part)
@@ -117,7 +119,7 @@ def measure(
         "default": [],
     }
     each: dict[str, list[float]] = {name: [] for name in signals}
-    usual = [name for name in signals if name in DEFAULT]
+    usual = [name for name in signals if name in DEFAULT_SIGNALS]
     reading: Reading | None = None
     for turn in range(repeats + 1):
         gate = Watching()
@@ -213,9 +215,6 @@ def _first(evidence: Evidence) -> Any:
 
 def _timed(model: Model, work: Callable[[], Any]) -> float:
     """Milliseconds that `work` takes, what it queued on an accelerator included."""
-    wait = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
+    watch = Stopwatch(model.device)
     work()
-    wait()
-    return 1000 * (time.perf_counter() - start)
+    return watch.ms()

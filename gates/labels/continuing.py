@@ -1,4 +1,5 @@
-"""Several caches of one receiver side by side, padded on the left, and what the receiver makes of what follows."""
+"""Several caches of one receiver side by side, padded on the left, and what the receiver makes of
+what follows."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from kvbridge.model.probe import cache_argument
 
 
 class Continuing:
-    """`caches[i][layer][stream]` `[cached, heads, width]` at full length; they are copied, not modified. `step` grows
-    this object's own cache."""
+    """`caches[i][layer][stream]` `[cached, heads, width]` at full length; they are copied, not
+    modified. `step` grows this object's own cache."""
 
     def __init__(self, receiver: Model, caches: Sequence[list[LayerKV]]) -> None:
         self.receiver = receiver
@@ -24,7 +25,8 @@ class Continuing:
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
-        """Logits `[requests, tokens, vocabulary]` fp32 after each of ids `[requests, tokens]`; the cache grows."""
+        """Logits `[requests, tokens, vocabulary]` fp32 after each of ids `[requests, tokens]`; the
+        cache grows."""
         count = ids.shape[1]
         self._mask = torch.cat((self._mask, torch.ones_like(ids)), dim=1)
         places = self._position[:, None] + torch.arange(count)
@@ -39,8 +41,8 @@ class Continuing:
         ).logits.float()
 
     def greedy(self, first: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Feeds `first` `[requests, 1]`, then its own choices: ids `[requests, tokens]` and log probabilities
-        `[requests, tokens, vocabulary]` that chose them."""
+        """Feeds `first` `[requests, 1]`, then its own choices: ids `[requests, tokens]` and log
+        probabilities `[requests, tokens, vocabulary]` that chose them."""
         ids, logs, current = [], [], first
         for _ in range(tokens):
             logs.append(self.step(current)[:, -1].log_softmax(-1))
@@ -51,5 +53,6 @@ class Continuing:
 
 @torch.no_grad()
 def followed(receiver: Model, caches: Sequence[list[LayerKV]], ids: Tensor) -> Tensor:
-    """Log probabilities `[requests, tokens, vocabulary]` after each of ids `[requests, tokens]`, in one forward."""
+    """Log probabilities `[requests, tokens, vocabulary]` after each of ids `[requests, tokens]`, in
+    one forward."""
     return Continuing(receiver, caches).step(ids).log_softmax(-1)

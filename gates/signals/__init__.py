@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from kvbridge.gates.signals.alignment import ALIGNMENT
 from kvbridge.gates.signals.attention_error import ATTENTION_ERROR
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.costs import GatePart
 from kvbridge.gates.signals.disagreement import DISAGREEMENT
 from kvbridge.gates.signals.first_layers import FIRST_LAYERS
 from kvbridge.gates.signals.length import LENGTH
@@ -32,12 +33,17 @@ SIGNALS: dict[str, Signal] = {
     "sender_next": SENDER_NEXT,
 }
 
-DEFAULT: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.default)
+DEFAULT_SIGNALS: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.default)
 
 
-def parts_of(names: Iterable[str]) -> frozenset[str]:
-    """Parts of the work that these signals need, as keys of costs.PARTS."""
-    return frozenset(part for name in names for part in SIGNALS[name].parts)
+def parts_of(names: Iterable[str]) -> dict[str, GatePart]:
+    """Parts of the work that these signals need, by name, each once however many share it."""
+    return {part.name: part for name in names for part in SIGNALS[name].parts}
 
 
-__all__ = ["DEFAULT", "SIGNALS", "Signal", "parts_of"]
+def columns_of(names: Iterable[str]) -> list[str]:
+    """Columns that these signals give, in their order."""
+    return [column for name in names for column in SIGNALS[name].columns]
+
+
+__all__ = ["DEFAULT_SIGNALS", "SIGNALS", "GatePart", "Signal", "columns_of", "parts_of"]

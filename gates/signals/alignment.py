@@ -1,4 +1,5 @@
-"""How well the sender's tokens meet the receiver's: part of the contract, as numbers. Costs nothing."""
+"""How well the sender's tokens meet the receiver's: a part of the contract, as numbers. Costs
+nothing."""
 
 from kvbridge.gates.signals.base import Signal
 from kvbridge.gates.signals.reading import Reading

@@ -1,4 +1,5 @@
-"""Translated against the receiver's own K and V in the layers that it computed itself, over sampled tokens.
+"""Translated against the receiver's own K and V in the layers that it computed itself, over sampled
+tokens.
 
 Costs the maps of those layers over the sample; the layers themselves belong to the repair.
 """
@@ -6,36 +7,48 @@ Costs the maps of those layers over the sample; the layers themselves belong to 
 import torch
 
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.costs import SAMPLED, GatePart, Shape
 from kvbridge.gates.signals.reading import Inapplicable, Reading
 from kvbridge.gates.signals.residuals import relative
 
 
+def _flops(shape: Shape) -> int:
+    return shape.first_maps_flops * min(SAMPLED, shape.tokens)
+
+
+FIRST_MAPS = GatePart("first_maps", _flops)
+
+
 def _read(reading: Reading) -> tuple[float, ...]:
-    e = reading.evidence
-    part = reading.translator.only(range(e.exact_layers)).to(e.receiver.device)
-    if not part.layers:
+    evidence, receiver = reading.evidence, reading.evidence.receiver
+    first = reading.translator.only(range(evidence.exact_layers)).to(receiver.device)
+    if not first.layers:
         raise Inapplicable("the translator has no map of a layer that the receiver computed itself")
-    reading.spend("first_maps")
+    reading.spend(FIRST_MAPS)
     rows = reading.sampled()
-    features = None if e.features is None else e.features[rows.to(e.features.device)]
-    content = {
-        i: {n: x.to(e.receiver.device) for n, x in reading.content(rows, i).items()}
-        for i in part.sender_layers
-    }
-    out = part(content, features)
-    found: dict[str, list[torch.Tensor]] = {"k": [], "v": []}
-    for layer, streams in out.items():
-        for name, value in streams.items():
-            value = e.receiver.rotation.rotate(value, rows, layer) if name == "k" else value
-            found[name].append(relative(value, e.repaired[layer][name][rows.to(value.device)]))
-    k, v = (torch.stack(found[name]) for name in ("k", "v"))
+    features = evidence.features
+    if features is not None:
+        features = features[rows.to(features.device)]
+    content = {}
+    for layer in first.sender_layers:
+        streams = reading.content(rows, layer)
+        content[layer] = {name: x.to(receiver.device) for name, x in streams.items()}
+    errors: dict[str, list[torch.Tensor]] = {"k": [], "v": []}
+    for layer, translated in first(content, features).items():
+        for name, value in translated.items():
+            if name == "k":
+                value = receiver.rotation.rotate(value, rows, layer)
+            own = evidence.repaired[layer][name][rows.to(value.device)]
+            errors[name].append(relative(value, own))
+    k, v = (torch.stack(errors[name]) for name in ("k", "v"))
     return float(k.mean()), float(v.mean()), float(torch.maximum(k, v).max())
 
 
 FIRST_LAYERS = Signal(
     ("first_k", "first_v", "first_worst"),
     _read,
-    ("first_maps",),
-    "relative error of the maps of the receiver's own first layers: mean of keys, of values, worst sampled token",
+    (FIRST_MAPS,),
+    "relative error of the maps of the receiver's own first layers: mean of keys, of values, "
+    "worst sampled token",
     integrity=True,
 )

@@ -1,9 +1,12 @@
-"""Does the sender's cache follow from itself? Its last tokens, run again over the rows before them, against the snapshot.
+"""Does the sender's cache follow from itself? Its last tokens, run again over the rows before them,
+against the snapshot.
 
-Costs a forward of nine sender tokens, far more than the default set may, shared with the sender's loss and its next token.
+Costs a forward of nine sender tokens, far more than the default set may, shared with the sender's
+loss and its next token.
 """
 
 from kvbridge.gates.signals.base import Signal
+from kvbridge.gates.signals.costs import SENDER_TAIL_RUN
 from kvbridge.gates.signals.reading import Reading
 from kvbridge.gates.signals.residuals import worst
 
@@ -19,7 +22,7 @@ def _read(reading: Reading) -> tuple[float, ...]:
 SENDER_TAIL = Signal(
     ("sender_tail",),
     _read,
-    ("sender_tail",),
+    (SENDER_TAIL_RUN,),
     "log10 of the worst relative error of the sender's last tokens, run again",
     integrity=True,
     default=False,

@@ -9,18 +9,20 @@ from kvbridge.gates.signals.residuals import relative
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
-    e, tail = reading.evidence, reading.tail
-    layers = range(e.exact_layers, len(e.repaired))
-    middle = (e.exact_layers + len(e.repaired)) // 2
-    found = []
+    evidence, tail = reading.evidence, reading.tail
+    translated, repaired = evidence.translated, evidence.repaired
+    layers = range(evidence.exact_layers, len(repaired))
+    middle = (evidence.exact_layers + len(repaired)) // 2
+    lower = [i for i in layers if i < middle] or layers
+    upper = [i for i in layers if i >= middle] or layers
+    columns = []
     for name in ("k", "v"):
         errors = {
-            i: float(relative(e.translated[i][name][tail], e.repaired[i][name][tail]).mean())
+            i: float(relative(translated[i][name][tail], repaired[i][name][tail]).mean())
             for i in layers
         }
-        for band in ([i for i in layers if i < middle], [i for i in layers if i >= middle]):
-            found.append(sum(errors[i] for i in band or layers) / len(band or layers))
-    return tuple(found)
+        columns += [sum(errors[i] for i in band) / len(band) for band in (lower, upper)]
+    return tuple(columns)
 
 
 TAIL_RESIDUAL = Signal(

@@ -25,7 +25,7 @@ from kvbridge.gates.calibrate.config import GateConfig
 from kvbridge.gates.calibrate.job import calibrate, parted
 from kvbridge.gates.decide.calibration import load_calibration, save_calibration
 from kvbridge.gates.decide.timing import measure
-from kvbridge.gates.signals import DEFAULT, SIGNALS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.plan import RepairPlan
 
@@ -74,7 +74,7 @@ def plans_in(tails: str) -> tuple[RepairPlan, ...]:
 def signals_in(names: str | None) -> tuple[str, ...]:
     """The signals that --signals stands for."""
     if names is None:
-        return DEFAULT
+        return DEFAULT_SIGNALS
     return tuple(SIGNALS) if names == "all" else tuple(names.split(","))
 
 

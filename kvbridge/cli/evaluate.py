@@ -26,8 +26,8 @@ from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.items import RawItem, data_digest, demo_rows, read_raw
 from kvbridge.fitting.data import check_data
 from kvbridge.format import CALIBRATION, RUN_REPORT
+from kvbridge.gates.decide import CalibratedGate
 from kvbridge.gates.decide.calibration import load_calibration
-from kvbridge.gates.decide.policy import CalibratedGate
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from kvbridge.asset.folder import Asset
 from kvbridge.cli.output import emit, table
-from kvbridge.gates.calibrate.config import PARTS as GATE_PARTS
+from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS
 from kvbridge.gates.decide.sealed import Calibration
 from kvbridge.gates.decide.timing import Timing
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.signals import DEFAULT, SIGNALS
-from kvbridge.gates.signals.costs import BUDGET, PARTS, Shape
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
+from kvbridge.gates.signals.costs import BUDGET, Shape
 from kvbridge.gates.signals.reading import factor_numbers
 from kvbridge.handoff.cost import prefill_flops
 
@@ -39,10 +39,8 @@ def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
         asset.translator.only(range(max(1, found.rungs[0].plan.layers))).flops(),
     )
     dense = prefill_flops(manifest.receiver, TOKENS)
-    return {
-        p: PARTS[p](shape) / dense
-        for p in sorted({p for s in found.signals for p in SIGNALS[s].parts})
-    }
+    parts = parts_of(found.signals)
+    return {name: parts[name].flops(shape) / dense for name in sorted(parts)}
 
 
 def levels_of(found: Calibration) -> dict[str, dict[str, Any]]:
@@ -91,7 +89,7 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     signals: dict[str, dict[str, Any]] = {
         s: {
             "auroc": {c: scores.get(c) for c in SIGNALS[s].columns},
-            "cost_share": {p: share[p] for p in SIGNALS[s].parts},
+            "cost_share": {p.name: share[p.name] for p in SIGNALS[s].parts},
             "about": SIGNALS[s].about,
         }
         for s in found.signals
@@ -127,7 +125,7 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
         "requests by part: "
         + ", ".join(
             f"{part} {found.counts[part]}{seen if part == 'report' else ''}"
-            for part in GATE_PARTS
+            for part in CALIBRATION_SPLITS
             if part in found.counts
         )
     )
@@ -228,7 +226,7 @@ def show_timing(found: Timing, as_json: bool) -> None:
     print(
         f"all signals: {found.gate_ms:.1f} ms, {found.gate_share:.2%} of a prefill measured, {found.gate_flops_share:.2%} counted"
     )
-    missing = [name for name in DEFAULT if name not in found.signals_ms]
+    missing = [name for name in DEFAULT_SIGNALS if name not in found.signals_ms]
     which = (
         "default signals alone"
         if not missing

@@ -9,6 +9,7 @@ from kvbridge.cli.output import say
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.tasks.items import RawItem, demo_rows, prompt_and_answers, read_raw
 from kvbridge.gates.calibrate.passing import Sample
+from kvbridge.gates.labels import LABELS
 
 PROMPTS = 3
 """Prompts of one text: its beginnings up to a word near so many characters."""
@@ -44,7 +45,7 @@ def samples_of(
     samples = []
     for raw in raws:
         is_text = isinstance(raw.body.get("text"), str)
-        if is_text and label == "lost_answer":
+        if is_text and LABELS[label].needs_answer:
             continue  # running text has no answer to lose
         sample = _text(raw) if is_text else _question(raw)
         if sample is not None:

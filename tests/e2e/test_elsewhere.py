@@ -25,8 +25,8 @@ from kvbridge.fitting.data import Document, read_documents
 from kvbridge.gates.calibrate.config import GateConfig
 from kvbridge.gates.calibrate.job import calibrate, gather, read_signals
 from kvbridge.gates.calibrate.passing import watch
+from kvbridge.gates.decide import CalibratedGate, Ladder
 from kvbridge.gates.decide.calibration import load_calibration, save_calibration
-from kvbridge.gates.decide.policy import CalibratedGate, Ladder
 from kvbridge.gates.decide.timing import measure
 from kvbridge.gates.signals import SIGNALS
 from tests.models import EXACT_KINDS, TEXT, tiny_causal, wrapped

@@ -17,11 +17,11 @@ from kvbridge.cli.evaluate import EvalCommand, gate_for, run_eval
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.conditions.plans import DEFAULT
 from kvbridge.eval.tasks.items import demo_rows
-from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
+from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
 from kvbridge.gates.calibrate.job import calibrate
 from kvbridge.gates.calibrate.passing import Sample, watch
+from kvbridge.gates.decide import CalibratedGate
 from kvbridge.gates.decide.calibration import save_calibration
-from kvbridge.gates.decide.policy import CalibratedGate
 
 
 def run(
@@ -75,9 +75,9 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
     asset = load_asset(demo_asset)
     sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
     rows = {row.document: row for row in demo_rows("recall")}
-    parts: dict[str, list[Any]] = {name: [] for name in PARTS}
+    parts: dict[str, list[Any]] = {name: [] for name in CALIBRATION_SPLITS}
     for row in rows.values():
-        parts[part_of(row.document)].append(row)
+        parts[split_of(row.document)].append(row)
     chosen = [row for some in parts.values() for row in some[:14]]
     samples = [Sample(r.id, r.document, r.body["context"], (260, 300)) for r in chosen]
     bridge = Bridge(asset, sender=sender, receiver=receiver)

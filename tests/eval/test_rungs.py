@@ -28,12 +28,12 @@ from kvbridge.eval.statistics.table import Table
 from kvbridge.eval.statistics.verdict import all_contrasts
 from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.items import RawItem, demo_rows
-from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
+from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
 from kvbridge.gates.calibrate.job import calibrate
 from kvbridge.gates.calibrate.passing import Sample, watch
-from kvbridge.gates.decide import policy as policies
+from kvbridge.gates.decide import CalibratedGate, Ladder
+from kvbridge.gates.decide import ladder as ladders
 from kvbridge.gates.decide.calibration import save_calibration
-from kvbridge.gates.decide.policy import CalibratedGate, Ladder
 from kvbridge.gates.decide.sealed import Calibration
 from kvbridge.handoff.cost import prefill_flops
 from kvbridge.model.model import Model
@@ -172,9 +172,9 @@ class Calibrated:
 def calibrated(demo_asset: Path) -> Calibrated:
     asset = load_asset(demo_asset)
     sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
-    parts: dict[str, list[RawItem]] = {name: [] for name in PARTS}
+    parts: dict[str, list[RawItem]] = {name: [] for name in CALIBRATION_SPLITS}
     for raw in {r.document: r for r in demo_rows("recall")}.values():
-        parts[part_of(raw.document)].append(raw)
+        parts[split_of(raw.document)].append(raw)
     rows = [raw for some in parts.values() for raw in some[:20]]
     samples = [Sample(r.id, r.document, r.body["context"], (260, 300)) for r in rows]
     bridge, plans = (
@@ -193,7 +193,7 @@ def calibrated(demo_asset: Path) -> Calibrated:
     )
     heard: list[int] = []
     found = calibrate(bridge, samples, config, progress=heard.append)
-    each = sum(len(s.ends) for s in samples if part_of(s.document) != "statistics")
+    each = sum(len(s.ends) for s in samples if split_of(s.document) != "statistics")
     assert heard == sorted(set(heard)), "progress goes on from rung to rung"
     assert each < heard[-1] <= len(plans) * each
     assert found.strict is not None
@@ -311,7 +311,7 @@ def test_a_refusal_for_cost_names_the_rung_that_was_tried(
     (item, *_), _ = make_items(calibrated.rows[-2:], setup.sender, setup.receiver)
     prompt = Prompt(setup, item, "")
     assert setup.ladder.climb(prompt.snapshot, item.prompt)[1].plan.tail == TAILS[1]
-    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1)
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1)
     assert setup.ladder.climb(prompt.snapshot, item.prompt)[1].plan.tail == TAILS[0]
 
 

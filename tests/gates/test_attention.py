@@ -1,4 +1,5 @@
-"""The predicted error of attention outputs against drawn residuals, and the signal against plain float64 loops."""
+"""The predicted error of attention outputs against drawn residuals, and the signal against plain
+float64 loops."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from kvbridge.gates.calibrate.job import gather
 from kvbridge.gates.calibrate.passing import Sample, requests_of, watch
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.attention import expected_error
-from kvbridge.gates.signals.costs import QUERIES
+from kvbridge.gates.signals.attention_error import QUERIES
 from kvbridge.gates.signals.reading import Inapplicable, Reading
 from kvbridge.model.attention import attention_probe
 from tests.gates.conftest import PLAN, Pair
@@ -48,7 +49,8 @@ def setting(seed=0):
 
 
 def drawn(draw, q, k, v, allowed, uncertain, roots_k, roots_v, turn=lambda x: x, count=4000):
-    """Mean squared movement of the outputs over `count` draws of residuals with those covariance roots `[heads, w, w]`."""
+    """Mean squared movement of the outputs over `count` draws of residuals with those covariance
+    roots `[heads, w, w]`."""
     own, total = attend(q, k, v, allowed), 0.0
     for _ in range(count):
         noise = [
@@ -76,7 +78,8 @@ def test_prediction_is_what_drawn_residuals_do():
 
 
 def test_the_position_average_serves_rotated_residuals():
-    """Residuals of one covariance in content space, turned by RoPE at their own position: right on average over queries."""
+    """Residuals of one covariance in content space, turned by RoPE at their own position: right on
+    average over queries."""
     rotation, width = tiny("llama").rotation, 16
     draw = torch.Generator().manual_seed(3)
     content = covariance(draw, width, 1e-3)
@@ -113,7 +116,8 @@ def test_the_position_average_serves_rotated_residuals():
 
 @pytest.fixture(scope="module")
 def sliding(tmp_path_factory):
-    """A llama to a receiver of Gemma's kind: windows of 8 tokens in every other layer, query norms, its own scaling."""
+    """A llama to a receiver of Gemma's kind: windows of 8 tokens in every other layer, query norms,
+    its own scaling."""
     sender, receiver = tiny("llama", 0), tiny("gemma3", 1)
     texts = random_texts(30, 260, seed=9)
     rows = [
@@ -134,7 +138,8 @@ def sliding(tmp_path_factory):
 @pytest.mark.parametrize("which", ["pair", "sliding"])
 @torch.no_grad()
 def test_signal_is_a_plain_loop_over_the_models_own_queries(which, request):
-    """Queries seen by the model's attention when it runs the tail over the repaired cache; sums in float64, one by one."""
+    """Queries seen by the model's attention when it runs the tail over the repaired cache; sums in
+    float64, one by one."""
     pair = request.getfixturevalue(which)
     evidence, extras = pair.evidence(), pair.extras
     model, cached = pair.receiver, len(evidence.ids) - 1

@@ -1,4 +1,5 @@
-"""The score, thresholds and parts, on made-up requests whose truth is known; and the whole of it on a tiny pair."""
+"""The score, thresholds and parts, on made-up requests whose truth is known; and the whole of it on
+a tiny pair."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from sklearn.metrics import roc_auc_score
 from kvbridge import Bridge, RepairPlan
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate import job as module
-from kvbridge.gates.calibrate.config import PARTS, GateConfig, part_of
+from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
 from kvbridge.gates.calibrate.evaluate import auroc, detection, net_saving, table_of
-from kvbridge.gates.calibrate.items import Attempt, Item, counts_at, routed, scores_of
+from kvbridge.gates.calibrate.items import Attempt, GatedItem, counts_at, routed, scores_of
 from kvbridge.gates.calibrate.job import calibrate, read_signals
 from kvbridge.gates.calibrate.levels import fit_levels
 from kvbridge.gates.calibrate.passing import Sample, watch
+from kvbridge.gates.decide import CalibratedGate
 from kvbridge.gates.decide.calibration import load_calibration, save_calibration
-from kvbridge.gates.decide.policy import CalibratedGate
 from kvbridge.gates.decide.score import fit_score
 from tests.gates.conftest import PLAN
 
@@ -40,7 +41,7 @@ def made(count, seed, *, signal=4.0, plans=1, base=-2.0):
             chance = 1 / (1 + math.exp(-(signal * unsure + base - plan)))
             columns = {"entropy": rng.normal(), "unsure": unsure, "length": rng.normal()}
             attempts.append(Attempt(columns, bool(rng.random() < chance), 10 * (plan + 1)))
-        items.append(Item(f"{seed}/{i}", f"d{i % 50}", 100, tuple(attempts), 1000))
+        items.append(GatedItem(f"{seed}/{i}", f"d{i % 50}", 100, tuple(attempts), 1000))
     return items
 
 
@@ -118,7 +119,7 @@ def test_a_rung_that_costs_more_than_a_prefill_is_not_tried():
         ),
     )
     dear = [
-        Item(
+        GatedItem(
             i.id,
             i.document,
             i.tokens,
@@ -140,7 +141,7 @@ def test_the_ladder_ends_where_an_attempt_ended_before_the_gate():
     )
     levels = fit_levels(made(600, 0, plans=2), made(600, 1, plans=2), config)
     refused = [
-        Item(i.id, i.document, 9, (Attempt(None, False), i.attempts[1]), 1000)
+        GatedItem(i.id, i.document, 9, (Attempt(None, False), i.attempts[1]), 1000)
         for i in made(20, 7, plans=2)
     ]
     assert np.isinf(scores_of(refused, levels.rungs)).all()
@@ -157,7 +158,7 @@ def test_limits_refuse_what_no_right_cache_showed():
 
     def put(items, value):
         return [
-            Item(
+            GatedItem(
                 i.id,
                 i.document,
                 9,
@@ -181,7 +182,7 @@ def test_limits_refuse_what_no_right_cache_showed():
 def test_a_number_that_is_missing_counts_as_refused():
     items = made(400, 0)
     holed = [
-        Item(
+        GatedItem(
             i.id,
             i.document,
             9,
@@ -197,7 +198,7 @@ def test_a_number_that_is_missing_counts_as_refused():
     levels = fit_levels(holed, made(400, 1), CONFIG)
     assert "length" in levels.signals
     mostly = [
-        Item(
+        GatedItem(
             i.id,
             i.document,
             9,
@@ -264,14 +265,14 @@ def test_configurations_that_mean_nothing(change):
 
 def test_parts_follow_the_document():
     names = [f"doc-{i}" for i in range(4000)]
-    shares = {p: sum(part_of(n) == p for n in names) / len(names) for p in PARTS}
-    assert all(abs(shares[p] - PARTS[p]) < 0.03 for p in PARTS)
+    shares = {p: sum(split_of(n) == p for n in names) / len(names) for p in CALIBRATION_SPLITS}
+    assert all(abs(shares[p] - CALIBRATION_SPLITS[p]) < 0.03 for p in CALIBRATION_SPLITS)
 
 
 def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
     """Calibrated, saved, loaded; the gate then decides as the calibration's own arithmetic says."""
     monkeypatch.setattr(
-        module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[int(d) % 4]
+        module, "split_of", lambda d: ("statistics", "score", "thresholds", "report")[int(d) % 4]
     )
     samples = [
         Sample(str(i), str(i), t, tuple(range(80, 240, 11))) for i, t in enumerate(pair.texts)
@@ -298,7 +299,9 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
             config,
         )
     monkeypatch.setattr(
-        module, "part_of", lambda d: ("statistics", "score", "thresholds", "report")[min(int(d), 3)]
+        module,
+        "split_of",
+        lambda d: ("statistics", "score", "thresholds", "report")[min(int(d), 3)],
     )
     few = [Sample(str(i), str(i), t, (80,)) for i, t in enumerate(pair.texts[:4])]
     with pytest.raises(
@@ -310,7 +313,8 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
 
 
 def test_statistics_that_overflow_are_refused_before_anything_is_written(pair):
-    """An asset whose factor is finite but whose projections are not: a calibration of it could not be loaded again."""
+    """An asset whose factor is finite but whose projections are not: a calibration of it could not
+    be loaded again."""
     odd = {
         n: replace(f, directions=torch.full_like(f.directions, 3e38))
         for n, f in pair.asset.factors.items()
@@ -325,7 +329,7 @@ def test_statistics_that_overflow_are_refused_before_anything_is_written(pair):
 
 def test_no_signal_at_all_names_those_that_were_asked_for():
     items = [
-        Item(
+        GatedItem(
             i.id,
             i.document,
             9,

@@ -1,4 +1,5 @@
-"""The sealed object: same bytes for the same content, verified on load, and every forgery refused."""
+"""The sealed object: same bytes for the same content, verified on load, and every forgery
+refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from kvbridge.gates.decide.guarantee import Tested as Passed
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.decide.sealed import Rung
 from kvbridge.gates.labels import LABELS
-from kvbridge.gates.signals import DEFAULT, SIGNALS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
 from tests.gates.conftest import PLAN, made_calibration
 
 LENGTH = Score(("length",), (0.0,), (1.0,), (0.0,), 0.0)
@@ -32,7 +32,8 @@ REPORT = {
 
 @pytest.fixture
 def kvbridge(monkeypatch, capsys):
-    """Runs a command as `kvbridge` does, in this process; returns what it printed on stdout and stderr."""
+    """Runs a command as `kvbridge` does, in this process; returns what it printed on stdout and
+    stderr."""
 
     def run(*arguments, code=0, columns=200):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -210,7 +211,7 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     )
     shown = kvbridge(*common[:4], tmp_path / "few", *common[5:])[0]
     assert (
-        f"default signals without {', '.join(n for n in DEFAULT if n not in ('length', 'next_token'))} (not in"
+        f"default signals without {', '.join(n for n in DEFAULT_SIGNALS if n not in ('length', 'next_token'))} (not in"
         in shown
     )
 
@@ -218,7 +219,7 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
 @pytest.mark.parametrize(
     ("given", "signals"),
     [
-        ((), DEFAULT),
+        ((), DEFAULT_SIGNALS),
         (("--signals", "all"), tuple(SIGNALS)),
         (("--signals", "length,sender_tail"), ("length", "sender_tail")),
     ],
@@ -249,7 +250,7 @@ def test_which_signals_are_calibrated(kvbridge, pair, tmp_path, monkeypatch, giv
 
 
 def test_signals_that_gave_no_number_are_named(kvbridge, pair, tmp_path, monkeypatch):
-    kept = tuple(s for s in DEFAULT if s != "leverage")
+    kept = tuple(s for s in DEFAULT_SIGNALS if s != "leverage")
     monkeypatch.setattr("kvbridge.cli.calibrate.models_of", lambda *_: [pair.sender, pair.receiver])
     monkeypatch.setattr(
         "kvbridge.cli.calibrate.calibrate",

@@ -1,4 +1,5 @@
-"""A cache that `generate` grew token by token, or a server in chunks, is as right as a prefilled one: limits let it pass."""
+"""A cache that `generate` grew token by token, or a server in chunks, is as right as a prefilled
+one: limits let it pass."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from kvbridge import Bridge
 from kvbridge.cache.features import early_kv
 from kvbridge.cache.prefill import run_decoder
 from kvbridge.cache.snapshot import KVSnapshot
-from kvbridge.gates.calibrate.items import Attempt, Item, limits_of
+from kvbridge.gates.calibrate.items import Attempt, GatedItem, limits_of
 from kvbridge.gates.calibrate.job import read_signals
-from kvbridge.gates.decide.policy import CalibratedGate
+from kvbridge.gates.decide import CalibratedGate
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.decide.sealed import Rung
 from kvbridge.gates.signals.residuals import ROUNDING, worst
@@ -37,7 +38,7 @@ def test_limits_of_prefilled_caches_let_grown_ones_pass(pair: Pair, chunk: int) 
     items = []
     for number, text in enumerate(pair.texts[:12]):
         columns, _ = read_signals(pair.evidence(text=text), pair.extras, CHECKS)
-        items.append(Item(str(number), str(number), 90, (Attempt(columns, False),)))
+        items.append(GatedItem(str(number), str(number), 90, (Attempt(columns, False),)))
     limits = limits_of(items, 0, CHECKS)
     assert set(limits) == set(CHECKS)
     assert max(limits.values()) < -4, "an error of a tenth of a thousandth is still told"

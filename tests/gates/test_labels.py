@@ -1,4 +1,5 @@
-"""Outcomes against a plain greedy loop, and every label on outcomes of which the answer is known."""
+"""Outcomes against a plain greedy loop, and every label on outcomes of which the answer is
+known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The guarantee of a ladder as it is used: recalibrations from kinds of requests whose risk is known, decided by Ladder."""
+"""The guarantee of a ladder as it is used: recalibrations from kinds of requests whose risk is
+known, decided by Ladder."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import pytest
 import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.gates.calibrate.config import GateConfig
-from kvbridge.gates.calibrate.items import Attempt, Item
+from kvbridge.gates.calibrate.items import Attempt, GatedItem
 from kvbridge.gates.calibrate.levels import Levels, levels_of, report_of
-from kvbridge.gates.decide import policy as policies
-from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide import ladder as ladders
 from kvbridge.gates.decide.score import Score
 from kvbridge.gates.decide.sealed import Rung
 from tests.gates.conftest import made_calibration
@@ -26,14 +27,16 @@ SCORE = Score(("length",), (0.0,), (1.0,), (1.0,), 0.0)
 
 @dataclass(frozen=True)
 class Kind:
-    """`share` of the requests score `scores` on the rungs and are damaged there with these chances."""
+    """`share` of the requests score `scores` on the rungs and are damaged there with these
+    chances."""
 
     share: float
     scores: tuple[float, float]
     damage: tuple[float, float]
 
 
-# The second rung's score is right about the first kind and wrong about the others, as a fitted score may be.
+# The second rung's score is right about the first kind and wrong about the others, as a fitted
+# score may be.
 KINDS = (
     Kind(0.55, (0.5, 0.05), (0.05, 0.001)),
     Kind(0.10, (0.05, 0.5), (0.12, 0.12)),
@@ -52,7 +55,7 @@ def drawn(rng, count):
     """Items, and their scores `[items, 2]`."""
     kinds = [KINDS[k] for k in rng.choice(len(KINDS), count, p=[k.share for k in KINDS])]
     items = [
-        Item(
+        GatedItem(
             str(i),
             str(i),
             9,
@@ -67,7 +70,8 @@ def drawn(rng, count):
 
 
 def ladder_of(pair, found: Levels, policy: Policy):
-    """The real Ladder and the real verdict; only signals are given, not read. Returns kind → (verdict, rung)."""
+    """The real Ladder and the real verdict; only signals are given, not read. Returns kind →
+    (verdict, rung)."""
     calibration = made_calibration(
         pair,
         rungs=found.rungs,
@@ -117,7 +121,7 @@ def levels(rng):
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(strict_only=True)])
 def test_the_risk_of_what_the_ladder_uses_stays_below_alpha(pair, monkeypatch, policy):
-    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     rng = np.random.default_rng(0)
     broken = {"use": 0, "accepted": 0}
     held = dict(broken)
@@ -141,7 +145,7 @@ def test_the_risk_of_what_the_ladder_uses_stays_below_alpha(pair, monkeypatch, p
 def test_the_report_routes_as_the_ladder_does_and_shows_the_approximate_ones_alone(
     pair, monkeypatch
 ):
-    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     rng = np.random.default_rng(1)
     found = levels(rng)
     items, _ = drawn(rng, 3000)
@@ -184,7 +188,7 @@ def tails_of(pair, thresholds, **options):
 
 
 def test_the_ladder_takes_the_first_rung_that_passes_and_pays_for_all(pair, monkeypatch):
-    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     text = pair.texts[0]
     snapshot = kvbridge.capture(pair.sender, text)
     costs = []
@@ -197,13 +201,13 @@ def test_the_ladder_takes_the_first_rung_that_passes_and_pays_for_all(pair, monk
 
 def test_the_ladder_stops_where_a_prefill_is_cheaper(pair, monkeypatch):
     calls = []
-    real = policies.Bridge.handoff
+    real = ladders.Bridge.handoff
 
     def counted(self, *arguments, **options):
         calls.append(options["repair"].tail)
         return real(self, *arguments, **options)
 
-    monkeypatch.setattr(policies.Bridge, "handoff", counted)
+    monkeypatch.setattr(ladders.Bridge, "handoff", counted)
     text = pair.texts[0]
     tails_of(pair, ()).handoff(kvbridge.capture(pair.sender, text), text)
     assert calls == [11]

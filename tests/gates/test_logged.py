@@ -12,8 +12,8 @@ import torch
 import kvbridge
 from kvbridge import Bridge, Decision, RepairPlan
 from kvbridge.errors import UsageError
+from kvbridge.gates.decide import CalibratedGate, Ladder, Policy
 from kvbridge.gates.decide.audit import Counters, JsonLines, both
-from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
 from kvbridge.handoff.decision import discard
 from kvbridge.model.model import Model
 from tests.gates.conftest import PLAN, made_calibration
@@ -45,7 +45,8 @@ def translated(pair):
 
 
 def nan(pair):
-    """NaN in every layer, so that the maps read it and the translation is refused before the gate."""
+    """NaN in every layer, so that the maps read it and the translation is refused before the
+    gate."""
     snapshot = own(pair)
     layers = [{name: t.clone() for name, t in layer.items()} for layer in snapshot.layers]
     for layer in layers:
@@ -180,7 +181,7 @@ def test_a_ladder_leaves_one_line_per_attempt(pair, logged):
 
 
 def test_every_rung_that_a_ladder_tries_is_a_line(pair, logged, monkeypatch):
-    monkeypatch.setattr("kvbridge.gates.decide.policy.prefill_flops", lambda *_: 1 << 40)
+    monkeypatch.setattr("kvbridge.gates.decide.ladder.prefill_flops", lambda *_: 1 << 40)
     log, lines = logged
     tails_of(pair, (31,), log=log).handoff(own(pair), pair.texts[0])
     tails_of(pair, (31,), log=log).handoff(own(pair, 3), pair.texts[0])

@@ -1,4 +1,5 @@
-"""Fail closed: every expected fault ends in the receiver's own dense result, with its reason; bugs raise."""
+"""Fail closed: every expected fault ends in the receiver's own dense result, with its reason; bugs
+raise."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import torch
 import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.errors import UsageError
+from kvbridge.gates.decide import CalibratedGate, Policy, file_switch
 from kvbridge.gates.decide.audit import Counters, JsonLines, both
 from kvbridge.gates.decide.guarantee import Tested as Passed
-from kvbridge.gates.decide.policy import CalibratedGate, Policy, file_switch
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.base import Signal
 from tests.gates.conftest import PLAN, made_calibration

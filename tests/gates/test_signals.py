@@ -1,4 +1,5 @@
-"""Every registered signal: finite, its cost stated and counted, and a reaction to another document where it claims one."""
+"""Every registered signal: finite, its cost stated and counted, and a reaction to another document
+where it claims one."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.cache.snapshot import build_cache
 from kvbridge.gates.calibrate.config import GateConfig
-from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
 from kvbridge.gates.signals import reading as module
-from kvbridge.gates.signals.costs import BUDGET, KNOWN, PARTS, SENDER_ROWS, Shape, early_layers
+from kvbridge.gates.signals.costs import BUDGET, KNOWN, SENDER_ROWS, Shape, early_layers
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.gates.signals.reading import Inapplicable, Reading, head
 from kvbridge.geometry import Stream
@@ -23,6 +24,7 @@ from kvbridge.handoff.cost import prefill_flops
 from tests.gates.conftest import PLAN
 from tests.models import EXACT_KINDS, TEXT, tiny
 
+PARTS = parts_of(SIGNALS)
 INTEGRITY = [name for name, s in SIGNALS.items() if s.integrity]
 
 
@@ -37,15 +39,18 @@ def test_finite_named_and_paid_for(pair, name):
     values = read(reading, name)
     assert len(values) == len(SIGNALS[name].columns)
     assert all(math.isfinite(v) and type(v) is float for v in values)
-    assert set(reading.spent) == set(SIGNALS[name].parts), "what it costs is what it says"
+    assert set(reading.spent) == {p.name for p in SIGNALS[name].parts}, (
+        "what it costs is what it says"
+    )
     assert all(type(v) is int and v > 0 for v in reading.spent.values())
     assert SIGNALS[name].about
 
 
-def test_columns_are_unique_and_parts_known():
+def test_columns_and_names_of_parts_are_unique():
     columns = [c for s in SIGNALS.values() for c in s.columns]
     assert len(set(columns)) == len(columns)
-    assert all(p in PARTS for s in SIGNALS.values() for p in s.parts)
+    parts = {part for s in SIGNALS.values() for part in s.parts}
+    assert len({part.name for part in parts}) == len(parts), "shared work is one object"
 
 
 @pytest.mark.parametrize("name", SIGNALS)
@@ -77,7 +82,8 @@ def test_a_check_of_the_snapshot_against_itself_tells_another_document_at_once(p
 
 
 def test_one_foreign_row_at_the_far_front_moves_what_follows_from_it(pair):
-    """Neither that row nor its layer is among those compared: the next layer's K/V of the last tokens have seen it."""
+    """Neither that row nor its layer is among those compared: the next layer's K/V of the last
+    tokens have seen it."""
     other, _ = pair.wrong()
     own = kvbridge.capture(pair.sender, pair.texts[0])
     edited = [{n: t.clone() for n, t in x.items()} for x in own.layers]
@@ -92,7 +98,8 @@ def test_one_foreign_row_at_the_far_front_moves_what_follows_from_it(pair):
 
 
 def test_the_rest_of_the_layers_is_for_the_whole_sender_to_see(pair):
-    """A first eighth of the right text under later layers of another: beyond `sender_early`, not beyond `sender_tail`."""
+    """A first eighth of the right text under later layers of another: beyond `sender_early`, not
+    beyond `sender_tail`."""
     other, text = pair.wrong()
     own = kvbridge.capture(pair.sender, text)
     count = len(other)
@@ -104,7 +111,8 @@ def test_the_rest_of_the_layers_is_for_the_whole_sender_to_see(pair):
 
 
 def test_early_layers_are_counted_as_they_run(pair):
-    """Against PyTorch's own count of matrix products and a count of attention by hand; norms are parameters, not products."""
+    """Against PyTorch's own count of matrix products and a count of attention by hand; norms are
+    parameters, not products."""
     evidence, sender = pair.evidence(), pair.sender.geometry
     with FlopCounterMode(display=False) as counter:
         first = Reading(evidence, pair.extras)
@@ -124,9 +132,9 @@ def test_early_layers_are_counted_as_they_run(pair):
     assert early_layers(replace(sender, layers=sender.layers * 8)) == 4
     assert early_layers(replace(sender, layers=sender.layers[:1])) == 0
     shape = replace(first.shape, sender_tokens=2048)
-    assert PARTS["sender_first"](shape) == 2 * 48 * 128 * SENDER_ROWS
+    assert PARTS["sender_first"].flops(shape) == 2 * 48 * 128 * SENDER_ROWS
     only = replace(shape, sender=replace(sender, layers=sender.layers[:1]))
-    assert PARTS["sender_early"](only) == 2 * 48 * 128 * (KNOWN + 1)
+    assert PARTS["sender_early"].flops(only) == 2 * 48 * 128 * (KNOWN + 1)
 
 
 def test_a_snapshot_of_a_beginning_costs_what_it_holds(pair):
@@ -159,7 +167,8 @@ def stream(heads, width):
 
 
 def test_the_default_signals_cost_under_the_budget(pair):
-    """Counted, at 2,048 tokens of the third-party pair: SmolLM2-135M to Gemma-3-270M, as their configurations say."""
+    """Counted, at 2,048 tokens of the third-party pair: SmolLM2-135M to Gemma-3-270M, as their
+    configurations say."""
     a, b = pair.sender.geometry, pair.receiver.geometry
     smol = replace(
         a,
@@ -180,13 +189,13 @@ def test_the_default_signals_cost_under_the_budget(pair):
     )
     shape = Shape(smol, gemma, 2048, 2 * 3072 * 64, 2 * 1537 * 512, 2 * (640 + 3072 + 1) * 256)
     dense = prefill_flops(gemma, 2048)
-    assert sum(PARTS[p](shape) for p in parts_of(DEFAULT)) < 0.6 * BUDGET * dense, (
+    assert sum(p.flops(shape) for p in parts_of(DEFAULT_SIGNALS).values()) < 0.6 * BUDGET * dense, (
         "the rest is for what is not counted"
     )
-    assert PARTS["sender_tail"](shape) > 9 / 2048 * dense
-    assert set(SIGNALS) - set(DEFAULT) == {"sender_tail", "tail_loss", "sender_next"}
-    assert GateConfig().signals == DEFAULT
-    assert not parts_of(DEFAULT) & {"sender_tail", "receiver_head"}
+    assert PARTS["sender_tail"].flops(shape) > 9 / 2048 * dense
+    assert set(SIGNALS) - set(DEFAULT_SIGNALS) == {"sender_tail", "tail_loss", "sender_next"}
+    assert GateConfig().signals == DEFAULT_SIGNALS
+    assert not parts_of(DEFAULT_SIGNALS).keys() & {"sender_tail", "receiver_head"}
 
 
 @pytest.mark.parametrize("name", ["tail_residual", "first_layers"])
@@ -197,7 +206,8 @@ def test_receiver_side_residuals_grow_with_another_document(pair, name):
 
 
 def test_leverage_and_distance_from_the_definition(pair):
-    """Rows captured by hand; the centre is the corpus' own mean, so the mean of these very rows is at no distance."""
+    """Rows captured by hand; the centre is the corpus' own mean, so the mean of these very rows is
+    at no distance."""
     evidence = pair.evidence()
     reading = Reading(evidence, pair.extras)
     rows = reading.sampled()
@@ -302,7 +312,8 @@ def test_what_cannot_be_read_says_so(pair):
 
 @torch.no_grad()
 def test_what_is_planned_goes_through_the_head_at_once(pair, monkeypatch):
-    """The same numbers with one pass over the head's weights, each part counted as before, none for what has no tail."""
+    """The same numbers with one pass over the head's weights, each part counted as before, none for
+    what has no tail."""
     calls = []
     real = module.head
     monkeypatch.setattr(

@@ -25,8 +25,7 @@ from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate.job import gather
 from kvbridge.gates.calibrate.passing import requests_of
 from kvbridge.gates.labels.outcomes import Outcome
-from kvbridge.gates.signals import DEFAULT, SIGNALS, parts_of
-from kvbridge.gates.signals.costs import PARTS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
 from kvbridge.handoff.cost import prefill_flops
 from tests.models import random_texts
 
@@ -50,7 +49,8 @@ def source(pair):
 
 @pytest.fixture(scope="module")
 def folder(source, tmp_path_factory):
-    """A pool of the tiny pair, collected in batches of two texts, cut in the middle of a line, and resumed."""
+    """A pool of the tiny pair, collected in batches of two texts, cut in the middle of a line, and
+    resumed."""
     out = tmp_path_factory.mktemp("pool")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate_pool, "TOGETHER", 2)
@@ -211,10 +211,11 @@ def test_a_transfer_that_stopped_leaves_the_first_quarter_right(source):
 
 
 def made_pool(pair, **wrong):
-    """300 requests of which only the receiver's tail loss tells the damaged ones; wrong caches whose column is high."""
+    """300 requests of which only the receiver's tail loss tells the damaged ones; wrong caches
+    whose column is high."""
     rng = np.random.default_rng(0)
     columns = [c for s in SIGNALS.values() for c in s.columns]
-    flops = dict.fromkeys(PARTS, 10)
+    flops = dict.fromkeys(parts_of(SIGNALS), 10)
     rows = []
     for i in range(300):
         signals = dict(zip(columns, rng.normal(size=len(columns)), strict=True))
@@ -247,7 +248,11 @@ def made_pool(pair, **wrong):
 def test_users_get_the_default_signals_and_a_study_is_of_these(pair):
     pool = made_pool(pair)
     items = pool.items("kl", 0.5)
-    assert items[0].attempts[0].flops == 7 + 10 * len(parts_of(DEFAULT)) < 7 + 10 * len(PARTS)
+    assert (
+        items[0].attempts[0].flops
+        == 7 + 10 * len(parts_of(DEFAULT_SIGNALS))
+        < 7 + 10 * len(parts_of(SIGNALS))
+    )
     found = gate_study.separation(items, "kl")
     assert 0.3 < found["score"] < 0.7
     assert found["score_of_all"] > 0.9
@@ -256,8 +261,8 @@ def test_users_get_the_default_signals_and_a_study_is_of_these(pair):
     assert gate_study.savings(pool) == pytest.approx(
         {
             "handoff": 7 / dense,
-            "gate": 10 * len(parts_of(DEFAULT)) / dense,
-            "gate_of_all": 10 * len(PARTS) / dense,
+            "gate": 10 * len(parts_of(DEFAULT_SIGNALS)) / dense,
+            "gate_of_all": 10 * len(parts_of(SIGNALS)) / dense,
         }
     )
 

@@ -1,4 +1,5 @@
-"""Costs by part in FLOPs and milliseconds: what is measured, what a decision then predicts, and refusals."""
+"""Costs by part in FLOPs and milliseconds: what is measured, what a decision then predicts, and
+refusals."""
 
 from __future__ import annotations
 
@@ -10,13 +11,12 @@ import pytest
 import torch
 
 import kvbridge
-from kvbridge import Bridge, RepairPlan
+from kvbridge import Bridge, RepairPlan, clock
 from kvbridge.errors import CorruptFile, DataError, UsageError
-from kvbridge.gates.decide import policy as policies
-from kvbridge.gates.decide import timing
-from kvbridge.gates.decide.policy import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide import CalibratedGate, Ladder, Policy
+from kvbridge.gates.decide import ladder as ladders
 from kvbridge.gates.decide.timing import measure
-from kvbridge.gates.signals import DEFAULT, SIGNALS
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.handoff.cost import Speed, forward_flops, handoff_parts, prefill_flops
 from tests.gates.conftest import PLAN, made_calibration
@@ -62,7 +62,7 @@ def test_milliseconds_are_predicted_where_the_speed_is_known(pair):
 
 
 def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
-    monkeypatch.setattr(policies, "prefill_flops", lambda *_: 1 << 40)
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     made = made_calibration(pair)
     score = type(made.rungs[0].score)(("length",), (0.0,), (1.0,), (0.0,), 9.0)
     rungs = tuple(type(made.rungs[0])(RepairPlan(sinks=2, tail=t), score, {}) for t in (11, 12))
@@ -101,11 +101,12 @@ def test_speed_round_trips_and_refuses_nonsense():
 
 
 def test_measured_times_and_speed(pair, monkeypatch):
-    """With a clock that ticks once per look, every piece takes as long as another; the first turn's ticks are slow."""
-    warm = 2 * (4 + len(SIGNALS) + len(DEFAULT))
+    """With a clock that ticks once per look, every piece takes as long as another; the first turn's
+    ticks are slow."""
+    warm = 2 * (4 + len(SIGNALS) + len(DEFAULT_SIGNALS))
     looks = itertools.count()
     monkeypatch.setattr(
-        timing.time, "perf_counter", lambda: (n := next(looks)) / 1000 + 5 * min(n, warm)
+        clock.time, "perf_counter", lambda: (n := next(looks)) / 1000 + 5 * min(n, warm)
     )
     text = " ".join(random_texts(8, 260, seed=2))
     found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1)
@@ -114,9 +115,11 @@ def test_measured_times_and_speed(pair, monkeypatch):
     assert found.prefill_ms == pytest.approx(1.0)
     assert found.gate_ms == pytest.approx(len(SIGNALS))
     assert found.gate_share == pytest.approx(len(SIGNALS))
-    assert found.default_ms == pytest.approx(len(DEFAULT)), "read once more without the others"
+    assert found.default_ms == pytest.approx(len(DEFAULT_SIGNALS)), (
+        "read once more without the others"
+    )
     assert 0 < found.default_flops < found.gate_flops
-    assert found.to_json()["default_share"] == pytest.approx(len(DEFAULT))
+    assert found.to_json()["default_share"] == pytest.approx(len(DEFAULT_SIGNALS))
     assert found.prefill_flops == prefill_flops(pair.receiver.geometry, 300)
     assert found.speed.prefill == pytest.approx(found.prefill_flops)
     assert found.speed.repair == pytest.approx(found.handoff_parts["repair"])
@@ -126,12 +129,12 @@ def test_measured_times_and_speed(pair, monkeypatch):
 
 def test_the_default_set_alone_is_read_once(pair, monkeypatch):
     looks = itertools.count()
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(looks) / 1000)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(looks) / 1000)
     text = " ".join(random_texts(8, 260, seed=2))
     found = measure(
-        pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=DEFAULT
+        pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=DEFAULT_SIGNALS
     )
-    assert next(looks) == 2 * 2 * (4 + len(DEFAULT))
+    assert next(looks) == 2 * 2 * (4 + len(DEFAULT_SIGNALS))
     assert found.default_ms == found.gate_ms
     assert found.default_flops == found.gate_flops
 
