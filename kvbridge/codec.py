@@ -42,7 +42,8 @@ ShortName = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 def one_of(*names: str) -> Meta:
     """For `Annotated[str, one_of(...)]`: one of these names."""
-    return Meta(pattern=rf"\A({'|'.join(map(re.escape, names))})\Z")
+    pattern = rf"\A({'|'.join(map(re.escape, names))})\Z"
+    return Meta(pattern=pattern, description=f"be one of {', '.join(names)}")
 
 
 def decode(raw: bytes, kind: type[T], name: str) -> T:

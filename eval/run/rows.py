@@ -10,11 +10,15 @@ import fcntl
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Annotated, Any, Self, get_args, get_type_hints
 
+import msgspec
+from msgspec import Meta
+
+from kvbridge.codec import one_of
 from kvbridge.errors import CorruptFile, EvalError, UnknownSchema
 from kvbridge.format import ROW_SCHEMA
 
@@ -23,9 +27,13 @@ STATUSES = ("ok", "failed", "excluded")
 VERDICTS = ("use", "use_approximate", "discard")
 
 Key = tuple[str, str, str]
-
-_SHARES = ("agreement", "f1", "chance")
-_FLOATS = ("loss", "kl", "agreement", "f1", "chance", "prefill_share", "ttft_ms", "score")
+Text = Annotated[str, Meta(min_length=1, description="be a non-empty string")]
+Whole = Annotated[int, Meta(ge=0, description="be a whole number ≥ 0")]
+Correct = Annotated[int, Meta(ge=0, le=1, description="be one of 0, 1 or null")]
+Tail = Annotated[int, Meta(ge=1, description="be a whole number ≥ 1 or null")]
+Figure = Annotated[float, Meta(description="be a number or null")]
+Part = Annotated[float, Meta(ge=0, le=1, description="lie in [0, 1] or be null")]
+"""What a field may hold, and the words for it in messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +48,27 @@ class Row:
     `score` is the gate's predicted risk: lower is safer.
     """
 
-    pair: str
-    item: str
-    document: str
-    task: str
-    condition: str
+    pair: Text
+    item: Text
+    document: Text
+    task: Text
+    condition: Text
     conversation: str | None = None
-    loss: float | None = None
-    tokens: int = 0
-    characters: int = 0
-    kl: float | None = None
-    agreement: float | None = None
-    correct: int | None = None
-    f1: float | None = None
-    chance: float | None = None
-    prefill_share: float | None = None
-    ttft_ms: float | None = None
-    flops: int | None = None
-    tail: int | None = None
-    verdict: str | None = None
-    score: float | None = None
-    status: str = "ok"
+    loss: Figure | None = None
+    tokens: Whole = 0
+    characters: Whole = 0
+    kl: Figure | None = None
+    agreement: Part | None = None
+    correct: Correct | None = None
+    f1: Part | None = None
+    chance: Part | None = None
+    prefill_share: Figure | None = None
+    ttft_ms: Figure | None = None
+    flops: Whole | None = None
+    tail: Tail | None = None
+    verdict: Annotated[str, one_of(*VERDICTS)] | None = None
+    score: Figure | None = None
+    status: Annotated[str, one_of(*STATUSES)] = "ok"
     reason: str = ""
     schema: int = ROW_SCHEMA
 
@@ -69,56 +77,30 @@ class Row:
         return (self.item, self.task, self.condition)
 
     def checked(self) -> Row:
-        """This row, or, if a figure is NaN or infinite, an excluded row without figures that says which.
+        """This row, or, if a figure is NaN or infinite, an excluded row without figures that says
+        which.
 
-        Raises EvalError for values that no evaluation can produce: they are bugs of the runner, not data.
+        Raises EvalError for values that no evaluation can produce: they are bugs of the runner, not
+        data.
         """
-        for name in ("pair", "item", "document", "condition"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise EvalError(
-                    f"row {self.key}: {name} must be a non-empty string, found {getattr(self, name)!r}"
-                )
-        _one_of(self, "task", TASKS)
-        _one_of(self, "status", STATUSES)
-        _one_of(self, "verdict", (*VERDICTS, None))
-        _one_of(self, "correct", (0, 1, None))
-        for name in ("tokens", "characters"):
+        infinite = [name for name in FIGURES if _is_infinite(getattr(self, name))]
+        for name, (kind, words) in EXPECTED.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise EvalError(
-                    f"row {self.key}: {name} must be a whole number ≥ 0, found {value!r}"
-                )
-        for name, least in (("tail", 1), ("flops", 0)):
-            value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, int) or isinstance(value, bool) or value < least
-            ):
-                raise EvalError(
-                    f"row {self.key}: {name} must be a whole number ≥ {least} or null, found {value!r}"
-                )
-        for name in _FLOATS:
-            value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, int | float) or isinstance(value, bool)
-            ):
-                raise EvalError(f"row {self.key}: {name} must be a number or null, found {value!r}")
-        bad = [
-            name
-            for name in _FLOATS
-            if (value := getattr(self, name)) is not None and not math.isfinite(value)
-        ]
-        if bad:
-            reason = self.reason or f"not finite: {', '.join(bad)}"
-            blank = dict.fromkeys((*_FLOATS, "correct"))
-            return replace(
-                self,
-                **blank,  # type: ignore[arg-type]
-                status="failed" if self.status == "failed" else "excluded",
-                reason=reason,
+            # NumPy's floats are floats to Python, but not to msgspec.
+            given = float(value) if isinstance(value, float) else value
+            try:
+                msgspec.convert(None if name in infinite else given, kind)
+            except msgspec.ValidationError:
+                raise EvalError(f"row {self.key}: {name} must {words}, found {value!r}") from None
+        if self.task not in TASKS:
+            raise EvalError(
+                f"row {self.key}: task must be one of {', '.join(TASKS)}, found {self.task!r}"
             )
-        for name in _SHARES:
-            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
-                raise EvalError(f"row {self.key}: {name} must lie in [0, 1], found {value!r}")
+        if infinite:
+            blank: dict[str, Any] = dict.fromkeys((*FIGURES, "correct"))
+            status = "failed" if self.status == "failed" else "excluded"
+            reason = self.reason or f"not finite: {', '.join(infinite)}"
+            return replace(self, **blank, status=status, reason=reason)
         if self.loss is not None and (self.characters == 0 or self.loss < 0):
             raise EvalError(
                 f"row {self.key}: {self.loss!r} nats over {self.characters} characters is not a possible loss"
@@ -126,15 +108,23 @@ class Row:
         return self
 
 
-def _one_of(row: Row, name: str, allowed: tuple[Any, ...]) -> None:
-    value = getattr(row, name)
-    if isinstance(value, bool) or value not in allowed:
-        raise EvalError(
-            f"row {row.key}: {name} must be one of {', '.join(map(str, allowed))}, found {value!r}"
-        )
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
-_NAMES = {f.name for f in fields(Row)}
+def _words(kind: Any) -> str:
+    """What a field must do, out of its annotation; empty where that says nothing."""
+    for part in (*getattr(kind, "__metadata__", ()), *get_args(kind)):
+        words = part.description if isinstance(part, Meta) else _words(part)
+        if words:
+            return words
+    return ""
+
+
+_KINDS = get_type_hints(Row, include_extras=True)
+EXPECTED = {name: (kind, _words(kind)) for name, kind in _KINDS.items() if _words(kind)}
+"""Fields with the type that checks each, and the words for it."""
+FIGURES = tuple(name for name, kind in _KINDS.items() if kind in (Figure | None, Part | None))
 _REQUIRED = {"schema", "pair", "item", "document", "task", "condition"}
 
 
@@ -152,7 +142,7 @@ def parse_row(line: bytes | str, where: str) -> Row:
         raise UnknownSchema(
             f"{where}: expected row schema {ROW_SCHEMA}, found {record.get('schema')!r}; write to a new folder"
         )
-    if (missing := _REQUIRED - record.keys()) or (unknown := record.keys() - _NAMES):
+    if (missing := _REQUIRED - record.keys()) or (unknown := record.keys() - _KINDS.keys()):
         what = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
         raise CorruptFile(f"{where}: the row {what}")
     try:

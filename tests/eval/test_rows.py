@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from kvbridge.errors import CorruptFile, EvalError, UnknownSchema
@@ -198,6 +199,12 @@ def test_a_nan_written_by_someone_else_is_excluded_on_reading(tmp_path: Path) ->
 def test_a_failed_row_stays_failed_even_with_a_nan(tmp_path: Path) -> None:
     stored = replace(ROW, loss=math.nan, status="failed", reason="crashed").checked()
     assert (stored.status, stored.reason, stored.loss) == ("failed", "crashed", None)
+
+
+def test_figures_of_numpy_are_figures() -> None:
+    assert replace(ROW, kl=np.float64(0.5)).checked().kl == 0.5
+    with pytest.raises(EvalError, match="kl must be a number"):
+        replace(ROW, kl=cast(Any, True)).checked()
 
 
 def test_two_writers_cannot_share_a_file(tmp_path: Path) -> None:
