@@ -12,6 +12,11 @@ from kvbridge.fitting.families import FAMILIES
 from kvbridge.fitting.select import SELECTORS
 from kvbridge.fitting.solve import SOLVERS
 
+PRECISIONS = ("float32", "float64")
+WEIGHTS_DTYPES = ("float32", "bfloat16", "float16")
+WITHOUT_EFFECT = ("memory_bytes", "spill_bytes", "spill_folder", "one_at_a_time", "force")
+"""Settings that alter where and how a fit runs, never what comes out."""
+
 
 @dataclass(frozen=True)
 class FitConfig:
@@ -52,8 +57,9 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         for name, known in (("family", FAMILIES), ("selection", SELECTORS), ("solver", SOLVERS)):
-            if getattr(self, name) not in known:
-                raise UsageError(unknown_names(f"a {name}", [str(getattr(self, name))], known))
+            value = getattr(self, name)
+            if value not in known:
+                raise UsageError(unknown_names(f"a {name}", [str(value)], known))
         hidden_layer(self.receiver_features)
         for name in ("layers", "max_tokens", "stride", "batch_tokens"):
             if getattr(self, name) < 1:
@@ -67,13 +73,10 @@ class FitConfig:
             )
         if not self.lambdas or not all(0 < x < float("inf") for x in self.lambdas):
             raise UsageError(f"expected positive relative lambdas, found {self.lambdas}")
-        if self.precision not in ("float32", "float64") or self.weights_dtype not in (
-            "float32",
-            "bfloat16",
-            "float16",
-        ):
+        if self.precision not in PRECISIONS or self.weights_dtype not in WEIGHTS_DTYPES:
             raise UsageError(
-                f"expected precision float32 or float64 and weights_dtype float32, bfloat16 or float16, found {self.precision}, {self.weights_dtype}"
+                "expected precision float32 or float64 and weights_dtype float32, bfloat16 or "
+                f"float16, found {self.precision}, {self.weights_dtype}"
             )
         if min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-6:
             raise UsageError(
@@ -83,6 +86,6 @@ class FitConfig:
     def to_json(self) -> dict[str, Any]:
         """What alters the result, as plain JSON types; budgets and places do not."""
         body = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        for name in ("memory_bytes", "spill_bytes", "spill_folder", "one_at_a_time", "force"):
+        for name in WITHOUT_EFFECT:
             del body[name]
         return body

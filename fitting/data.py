@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.errors import DataError
-from kvbridge.geometry import short_name
+from kvbridge.geometry import hash_draw, short_name
 
 SPLITS = ("train", "validation", "test")
 MOST_NAMES = 200_000
@@ -52,7 +52,8 @@ def read_documents(source: Any) -> Iterator[Document]:
         rows = ((None, "texts", row) for row in source)
     else:
         raise DataError(
-            f"expected a path, a Hub dataset id or an iterable of texts, found {type(source).__name__}"
+            "expected a path, a Hub dataset id or an iterable of texts, "
+            f"found {type(source).__name__}"
         )
     seen: set[str] = set()
     for index, (split, name, row) in enumerate(rows):
@@ -81,11 +82,9 @@ def stream_rows(source: str) -> Iterator[tuple[str | None, str, Any]]:
         return
 
     def fetch() -> Iterator[tuple[str, Any]]:
-        return (
-            (split, row)
-            for split, rows in load_dataset(source, streaming=True).items()
-            for row in rows
-        )
+        for split, rows in load_dataset(source, streaming=True).items():
+            for row in rows:
+                yield split, row
 
     for split, row in _streamed(fetch, f"{source}: not a file here, and the Hub did not give it"):
         yield (split if split in SPLITS else None), source, row
@@ -105,8 +104,9 @@ def _files(source: str) -> list[Path]:
         raise DataError(f"{path}: expected a folder that may be read")
     files = sorted(p for p in path.iterdir() if p.suffix in LOADERS) if path.is_dir() else [path]
     if not files or files[0].suffix not in LOADERS:
+        present = "none" if path.is_dir() else path.suffix or "no suffix"
         raise DataError(
-            f"{path}: expected a {', '.join(LOADERS)} file or a folder of them, found {'none' if path.is_dir() else path.suffix or 'no suffix'}"
+            f"{path}: expected a {', '.join(LOADERS)} file or a folder of them, found {present}"
         )
     files = [f for f in files if f.stem in SPLITS] or files
     for file in files:
@@ -160,33 +160,38 @@ def _streamed(load: Callable[[], Iterable[Any]], what: str) -> Iterator[Any]:
 
 
 def _document(row: Any, split: str | None, fallback: str) -> Document:
+    """A row as a Document; `fallback` names it where it has no id of its own."""
     if isinstance(row, Document):
-        if row.split is not None and row.split not in SPLITS:
-            raise DataError(
-                f"{row.id}: expected split to be one of {', '.join(SPLITS)}, found {row.split!r}"
-            )
+        _check_split(row.split, row.id)
         return row
     if isinstance(row, str):
         return Document(fallback, row, fallback, split)
     text = _running_text(row) if isinstance(row, Mapping) else None
     if text is None:
-        found = (
-            ", ".join(k for k, v in row.items() if v is not None)
-            if isinstance(row, Mapping)
-            else type(row).__name__
-        )
+        columns = type(row).__name__
+        if isinstance(row, Mapping):
+            columns = ", ".join(name for name, value in row.items() if value is not None)
         raise DataError(
-            f"{fallback}: expected a row with text, or with context, question and answer, found {found}"
+            f"{fallback}: expected a row with text, or with context, question and answer, "
+            f"found {columns}"
         )
-    own = row.get("id")
-    identity = fallback if own in (None, "") else str(own)
-    group = row.get("document")
+    identity, group = row_names(row, fallback)
     named = row.get("split")
-    if named is not None and named not in SPLITS:
-        raise DataError(
-            f"{fallback}: expected split to be one of {', '.join(SPLITS)}, found {named!r}"
-        )
-    return Document(identity, text, identity if group in (None, "") else str(group), named or split)
+    _check_split(named, fallback)
+    return Document(identity, text, group, named or split)
+
+
+def row_names(row: Mapping[str, Any], fallback: str) -> tuple[str, str]:
+    """A row's id, `fallback` where it has none, and the document it is from, else its id."""
+    own, document = row.get("id"), row.get("document")
+    identity = fallback if own in (None, "") else str(own)
+    return identity, identity if document in (None, "") else str(document)
+
+
+def _check_split(split: Any, name: str) -> None:
+    """Raises DataError for a split that is stated and none of SPLITS."""
+    if split is not None and split not in SPLITS:
+        raise DataError(f"{name}: expected split to be one of {', '.join(SPLITS)}, found {split!r}")
 
 
 def _running_text(row: Mapping[str, Any]) -> str | None:
@@ -194,11 +199,9 @@ def _running_text(row: Mapping[str, Any]) -> str | None:
     says nothing."""
     if isinstance(row.get("text"), str):
         return row["text"]
-    asked = (
-        [row["prompt"]]
-        if isinstance(row.get("prompt"), str)
-        else [row.get("context"), row.get("question")]
-    )
+    asked = [row.get("prompt")]
+    if not isinstance(asked[0], str):
+        asked = [row.get("context"), row.get("question")]
     question = "".join(part for part in asked if isinstance(part, str))
     several = row.get("answers")
     answer = several[0] if isinstance(several, (list, tuple)) and several else row.get("answer")
@@ -210,19 +213,11 @@ def split_of(document: Document, fractions: tuple[float, float, float]) -> str:
     every machine."""
     if document.split is not None:
         return document.split
-    draw = (
-        int.from_bytes(
-            hashlib.sha256(document.group.encode("utf-8", "surrogatepass")).digest()[:8], "big"
-        )
-        / 2**64
-    )
-    return (
-        SPLITS[0]
-        if draw < fractions[0]
-        else SPLITS[1]
-        if draw < fractions[0] + fractions[1]
-        else SPLITS[2]
-    )
+    draw = hash_draw(document.group)
+    train, validation, _ = fractions
+    if draw < train:
+        return "train"
+    return "validation" if draw < train + validation else "test"
 
 
 class Splits:
@@ -251,8 +246,9 @@ class Splits:
         empty = [s for s in SPLITS if not self.documents[s]]
         if empty:
             raise DataError(
-                f"expected documents in train, validation and test, found none for {', '.join(empty)} "
-                f"(of {sum(self.documents.values())}); give more documents or mark their split"
+                "expected documents in train, validation and test, "
+                f"found none for {', '.join(empty)} (of {sum(self.documents.values())}); "
+                "give more documents or mark their split"
             )
 
     def fitted_on(self) -> tuple[str, ...] | None:

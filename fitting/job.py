@@ -21,14 +21,18 @@ from kvbridge.fitting.held_out import score_maps
 from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.memory import MemoryPlan, check_memory, control_features, plan_layout
 from kvbridge.fitting.moments import Moments
-from kvbridge.fitting.pairs import PairSource, Progress
+from kvbridge.fitting.pairs import FitProgress, PairSource
 from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.spill import spill
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
 from kvbridge.model.model import Model
 
-FORCED = "fitted with --force on fewer rows than twice the features: held-out scores may be far below zero"
+FORCED = (
+    "fitted with --force on fewer rows than twice the features: "
+    "held-out scores may be far below zero"
+)
+"""The mark of an asset that a user insisted on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ def fit(
     *,
     config: FitConfig | None = None,
     device: str | torch.device | None = None,
-    progress: Progress | None = None,
+    progress: FitProgress | None = None,
     on_plan: Callable[[MemoryPlan], None] | None = None,
 ) -> Fit:
     """Fits a translator from `sender` to `receiver` on `texts` (a path, a Hub dataset id, or
@@ -74,20 +78,21 @@ def fit(
     Raises DataError, NotEnoughRows, OverBudget, PairRefused or UsageError; nothing is written.
     """
     config = config or FitConfig()
-    ours, theirs = sender.geometry, receiver.geometry
-    if sender is receiver or ours.digest == theirs.digest:
+    pair = (sender.geometry, receiver.geometry)
+    if sender is receiver or pair[0].digest == pair[1].digest:
         raise UsageError("sender and receiver are the same model: its cache needs no translation")
-    wanted = hidden_layer(config.receiver_features)
-    if wanted is not None and wanted >= len(theirs.layers):
+    entering = hidden_layer(config.receiver_features)
+    layers = len(receiver.geometry.layers)
+    if entering is not None and entering >= layers:
         raise UsageError(
-            f"hidden:{wanted} needs a receiver of more than {wanted} layers, found {len(theirs.layers)}"
+            f"hidden:{entering} needs a receiver of more than {entering} layers, found {layers}"
         )
     where = receiver.device if device is None else torch.device(device)
     clock, splits = Clock(where), Splits()
-    plan = check_memory(ours, theirs, config, where)
+    plan = check_memory(*pair, config, where)
     if on_plan is not None:
         on_plan(plan)
-    layout = plan_layout(ours, theirs, config)
+    layout = plan_layout(*pair, config)
     hidden = hidden_layer(control_features(config.receiver_features)) or 0
     source = PairSource(
         sender, receiver, config, hidden, where, clock, progress or (lambda *_: None)
@@ -99,18 +104,18 @@ def fit(
             store = stack.enter_context(
                 spill(config.spill_folder, config.spill_bytes, sender.dtype)
             )
-        for pair in source.captured(_documents(texts, splits, config), store):
+        for batch in source.captured(_documents(texts, splits, config), store):
             with clock.part("moments"):
-                x = input_rows(layout, pair.sender, pair.receiver.hidden, pair.pairing)
-                moments[pair.texts.split].update(
-                    x, target_rows(layout, pair.receiver, pair.pairing)
-                )
+                x = input_rows(layout, batch.sender, batch.receiver.hidden, batch.pairing)
+                y = target_rows(layout, batch.receiver, batch.pairing)
+                moments[batch.texts.split].update(x, y)
         splits.check()
         _check_rows(source, moments, sender, receiver, config)
         with clock.part("solve"):
-            maps = solve_maps(ours, theirs, moments["train"], moments["validation"], config)
-            controls = solve_controls(ours, theirs, moments["train"], moments["validation"], config)
+            maps = solve_maps(*pair, moments["train"], moments["validation"], config)
+            controls = solve_controls(*pair, moments["train"], moments["validation"], config)
             factors = solve_factors(moments["train"], maps.translator)
+        # The largest thing a fit holds: scoring needs the device for batches and maps.
         del moments
         scores = score_maps(maps, controls.translator, source, clock)
     splits.rows.update(source.rows)
@@ -132,6 +137,7 @@ def fit(
 
 
 def _documents(texts: Any, splits: Splits, config: FitConfig) -> Iterator[tuple[str, Document]]:
+    """Documents with their splits as they stream by; `splits` counts them (modified)."""
     for document in read_documents(texts):
         split = split_of(document, config.fractions)
         splits.add(document, split)
@@ -150,7 +156,8 @@ def _check_rows(
     if share < config.min_exact_share:
         raise PairRefused(
             f"only {share:.1%} of the receiver's tokens end where a sender's token ends (expected "
-            f"{config.min_exact_share:.0%}); these tokenizers cut text too differently (--min-exact-share to go on)"
+            f"{config.min_exact_share:.0%}); these tokenizers cut text too differently "
+            "(--min-exact-share to go on)"
         )
     rows, held = moments["train"].n, moments["validation"].n
     if rows < 2 or held < 2:
@@ -158,7 +165,7 @@ def _check_rows(
     features = largest_map(sender.geometry, receiver.geometry, config)
     if rows < 2 * features and not config.force:
         raise NotEnoughRows(
-            f"{rows} training rows for maps of {features} inputs: expected at least {2 * features} rows "
-            f"(about {2 * features * config.stride:,} tokens of training text); give more text, fewer --layers, or "
-            "--force to go on"
+            f"{rows} training rows for maps of {features} inputs: expected at least "
+            f"{2 * features} rows (about {2 * features * config.stride:,} tokens of training "
+            "text); give more text, fewer --layers, or --force to go on"
         )

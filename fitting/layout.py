@@ -10,7 +10,9 @@ from kvbridge.fitting.select import relative_order
 from kvbridge.geometry import KVGeometry
 
 FEATURES = (-1, "features")
+"""The block of receiver features, which belong to no sender layer."""
 Key = tuple[int, str]
+"""Layer and stream: of the sender for an input block, of the receiver for a target."""
 
 
 @dataclass(frozen=True)
@@ -48,32 +50,35 @@ class Layout:
                 meets[key].update(keys)
         if FEATURES in meets:
             meets[FEATURES].update(order)
-        return {
-            key: tuple(sorted((k for k in found if order[k] >= order[key]), key=order.__getitem__))
-            for key, found in meets.items()
-        }
+        partners = {}
+        for key, met in meets.items():
+            later = [other for other in met if order[other] >= order[key]]
+            partners[key] = tuple(sorted(later, key=order.__getitem__))
+        return partners
 
     @cached_property
     def serves(self) -> dict[Key, tuple[Key, ...]]:
         """For each input block, the targets it may serve."""
-        found: dict[Key, list[Key]] = {key: [] for key, _ in self.inputs}
+        served: dict[Key, list[Key]] = {key: [] for key, _ in self.inputs}
         for target, _ in self.targets:
-            if FEATURES in found:
-                found[FEATURES].append(target)
+            if FEATURES in served:
+                served[FEATURES].append(target)
             for layer in self.reads[target]:
-                found[(layer, target[1])].append(target)
-        return {key: tuple(targets) for key, targets in found.items()}
+                served[(layer, target[1])].append(target)
+        return {key: tuple(targets) for key, targets in served.items()}
 
     @property
     def nbytes(self) -> int:
         """Bytes of one set of moments in fp64."""
         width, out = dict(self.inputs), dict(self.targets)
-        products = sum(
-            width[k]
-            * (sum(width[p] for p in self.partners[k]) + sum(out[t] for t in self.serves[k]))
-            for k in width
-        )
-        return 8 * (products + 2 * sum(width.values()) + 3 * sum(out.values()))
+        products = 0
+        for key in width:
+            columns = sum(width[partner] for partner in self.partners[key])
+            columns += sum(out[target] for target in self.serves[key])
+            products += width[key] * columns
+        # Beside the products: shift and sum of every column, and of targets the squares.
+        numbers = products + 2 * sum(width.values()) + 3 * sum(out.values())
+        return 8 * numbers
 
 
 def make_layout(
@@ -82,24 +87,23 @@ def make_layout(
     """Layout of a pair; `candidates` limits each target to that many sender layers nearest in
     relative depth."""
     inputs = [(FEATURES, receiver.hidden_size)] if features else []
-    streams = [s.name for s in sender.layers[0].streams]
-    for name in streams:
-        inputs += [
-            ((i, name), layer.stream(name).features) for i, layer in enumerate(sender.layers)
-        ]
-    targets = [
-        ((i, s.name), s.features) for i, layer in enumerate(receiver.layers) for s in layer.streams
-    ]
+    # A stream's layers follow one another, so that what meets is one view of the rows, not a copy.
+    for name in [stream.name for stream in sender.layers[0].streams]:
+        for index, layer in enumerate(sender.layers):
+            inputs.append(((index, name), layer.stream(name).features))
+    targets = []
+    for index, layer in enumerate(receiver.layers):
+        targets += [((index, stream.name), stream.features) for stream in layer.streams]
     reads = {}
-    for (layer, name), _ in targets:
-        order = relative_order(len(sender.layers), layer / max(1, len(receiver.layers) - 1))
-        reads[layer, name] = tuple(order[:candidates])
+    for (index, name), _ in targets:
+        depth = index / max(1, len(receiver.layers) - 1)
+        reads[index, name] = tuple(relative_order(len(sender.layers), depth)[:candidates])
     return Layout(tuple(inputs), tuple(targets), reads)
 
 
 def _offsets(blocks: tuple[tuple[Key, int], ...]) -> dict[Key, slice]:
-    found, at = {}, 0
+    offsets, start = {}, 0
     for key, width in blocks:
-        found[key] = slice(at, at + width)
-        at += width
-    return found
+        offsets[key] = slice(start, start + width)
+        start += width
+    return offsets

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,6 +15,7 @@ from kvbridge.fitting.layout import Layout, make_layout
 from kvbridge.geometry import KVGeometry
 
 SHARE = 0.7
+"""Of what is free on the device: the rest is for the models' own activations and the allocator."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class MemoryPlan:
         """What to print."""
         return [
             f"moments (train, validation) {_gib(self.moments_bytes)}",
-            f"rows of a batch {_gib(self.rows_bytes)}, solving {_gib(self.solve_bytes)}, translator {_gib(self.translator_bytes)}",
+            f"rows of a batch {_gib(self.rows_bytes)}, solving {_gib(self.solve_bytes)}, "
+            f"translator {_gib(self.translator_bytes)}",
             f"peak beside the models {_gib(self.peak_bytes)} of {_gib(self.budget_bytes)} allowed",
         ]
 
@@ -69,16 +72,22 @@ def plan_memory(
     stream = max(s.features for s in sender.layers[0].streams)
     inputs = receiver.hidden_size + min(config.layers, len(sender.layers)) * stream
     outputs = max(s.features for layer in receiver.layers for s in layer.streams)
-    columns = sum(w for _, w in layout.inputs) + sum(w for _, w in layout.targets)
     targets = sum(w for _, w in layout.targets)
+    columns = sum(w for _, w in layout.inputs) + targets
+    # Rows stand three times: as captured and side by side (4 bytes each), and about their shift.
+    bytes_per_number = 16 if config.precision == "float64" else 12
+    # Four square matrices at once (the Gram, what is taken off it, the scaled system, its factor);
+    # XY with its copies stands beside one map for every λ.
+    numbers = 4 * inputs * inputs + (3 + len(config.lambdas)) * inputs * outputs
+    budget_bytes = config.memory_bytes
+    if budget_bytes is None:
+        budget_bytes = int(SHARE * free_bytes(device))
     return MemoryPlan(
         moments_bytes=2 * layout.nbytes,
-        rows_bytes=config.batch_tokens * columns * (16 if config.precision == "float64" else 12),
-        solve_bytes=8 * (4 * inputs * inputs + (3 + len(config.lambdas)) * inputs * outputs),
+        rows_bytes=config.batch_tokens * columns * bytes_per_number,
+        solve_bytes=8 * numbers,
         translator_bytes=4 * targets * inputs,
-        budget_bytes=config.memory_bytes
-        if config.memory_bytes is not None
-        else int(SHARE * free_bytes(device)),
+        budget_bytes=budget_bytes,
     )
 
 
@@ -90,38 +99,33 @@ def check_memory(
     plan = plan_memory(sender, receiver, config, device)
     if plan.peak_bytes <= plan.budget_bytes:
         return plan
-    from dataclasses import replace
 
-    for candidates in range(len(sender.layers) - 1, config.layers - 1, -1):
-        smaller = replace(config, candidates=candidates)
-        if plan_memory(sender, receiver, smaller, device).peak_bytes <= plan.budget_bytes:
-            advice = f"--candidates {candidates} would fit"
-            break
-    else:
-        nearest = replace(
-            config,
-            selection="nearest",
-            candidates=None,
-            batch_tokens=min(1024, config.batch_tokens),
-        )
-        fits = plan_memory(sender, receiver, nearest, device).peak_bytes
-        fewer = next(
-            (
-                k
-                for k in range(config.layers, 0, -1)
-                if plan_memory(sender, receiver, replace(nearest, layers=k), device).peak_bytes
-                <= plan.budget_bytes
-            ),
-            None,
-        )
-        advice = (
-            f"--selection nearest --layers {fewer} --batch-tokens {nearest.batch_tokens} would fit"
-            if fewer
-            else f"no setting fits; the least needs {fits:,} bytes (--memory-bytes)"
-        )
+    def peak_bytes(smaller: FitConfig) -> int:
+        return plan_memory(sender, receiver, smaller, device).peak_bytes
+
     raise OverBudget(
-        f"this fit needs {plan.peak_bytes:,} bytes beside the models, {plan.budget_bytes:,} are allowed; {advice}"
+        f"this fit needs {plan.peak_bytes:,} bytes beside the models, "
+        f"{plan.budget_bytes:,} are allowed; "
+        f"{_advice(config, len(sender.layers), plan.budget_bytes, peak_bytes)}"
     )
+
+
+def _advice(
+    config: FitConfig,
+    sender_layers: int,
+    budget_bytes: int,
+    peak_bytes: Callable[[FitConfig], int],
+) -> str:
+    """The settings nearest to `config` that fit: first fewer candidates, then fewer layers, too."""
+    for candidates in range(sender_layers - 1, config.layers - 1, -1):
+        if peak_bytes(replace(config, candidates=candidates)) <= budget_bytes:
+            return f"--candidates {candidates} would fit"
+    batch_tokens = min(1024, config.batch_tokens)
+    nearest = replace(config, selection="nearest", candidates=None, batch_tokens=batch_tokens)
+    for layers in range(config.layers, 0, -1):
+        if peak_bytes(replace(nearest, layers=layers)) <= budget_bytes:
+            return f"--selection nearest --layers {layers} --batch-tokens {batch_tokens} would fit"
+    return f"no setting fits; the least needs {peak_bytes(nearest):,} bytes (--memory-bytes)"
 
 
 def free_bytes(device: torch.device) -> int:

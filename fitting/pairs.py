@@ -18,7 +18,8 @@ from kvbridge.fitting.rows import Pairing, TextBatch, pair_rows, text_batches
 from kvbridge.fitting.spill import Spill
 from kvbridge.model.model import Model
 
-Progress = Callable[[str, int, float], None]
+FitProgress = Callable[[str, int, float], None]
+"""Which model, tokens that it has just read, and seconds it has read so far."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +48,11 @@ class PairSource:
         hidden: int,
         device: torch.device,
         clock: Clock,
-        progress: Progress,
+        progress: FitProgress,
     ) -> None:
-        self.sender, self.receiver, self.config, self.hidden = sender, receiver, config, hidden
-        self.device, self.clock, self.progress = device, clock, progress
+        self.sender, self.receiver, self.config = sender, receiver, config
+        self.hidden, self.device = hidden, device
+        self.clock, self.progress = clock, progress
         self._spilled = False
         self.exact, self.covered = 0.0, 0
         self.rows: dict[str, int] = {}
@@ -77,6 +79,7 @@ class PairSource:
     def held(self) -> Iterator[Captured]:
         """The test batches."""
         kept, self._held = self._held, []
+        # Spilled rows were made so that the models need not be there together: nor are they now.
         with self._alone(self.receiver, self.sender) if self._spilled else nullcontext():
             for batch, load in kept:
                 yield self._pair(batch, load())
@@ -99,9 +102,9 @@ class PairSource:
     def _run_sender(self, batch: TextBatch) -> Batch:
         tokens = sum(len(e) for e in batch.sender)
         with self.clock.part("forward_sender", tokens=tokens):
-            found = capture_batch(self.sender, batch.sender)
+            captured = capture_batch(self.sender, batch.sender)
         self.progress("sender", tokens, self.clock.seconds["forward_sender"])
-        return found
+        return captured
 
     def _pair(self, batch: TextBatch, sender: Batch) -> Captured:
         with self.clock.part("forward_receiver", tokens=batch.tokens):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,17 @@ from kvbridge.fitting.data import Document
 from kvbridge.fitting.layout import FEATURES, Layout
 from kvbridge.model.model import Model
 from kvbridge.model.text import Encoding
+
+WINDOW = 8
+"""Batches whose texts are sorted by length together."""
+
+
+class Encoded(NamedTuple):
+    """One document with both models' encodings."""
+
+    document: Document
+    sender: Encoding
+    receiver: Encoding
 
 
 @dataclass(frozen=True)
@@ -43,31 +55,28 @@ def text_batches(
 ) -> Iterator[TextBatch]:
     """Batches of one split each, of at most `batch_tokens` padded tokens; within a window, texts of
     like length meet."""
-    waiting: dict[str, list[tuple[Document, Encoding, Encoding]]] = {}
+    sender_limit = min(config.max_tokens, sender.geometry.max_positions)
+    receiver_limit = min(config.max_tokens, receiver.geometry.max_positions)
+    waiting: dict[str, list[Encoded]] = {}
     for split, document in documents:
-        limit_s = min(config.max_tokens, sender.geometry.max_positions)
-        limit_r = min(config.max_tokens, receiver.geometry.max_positions)
-        entry = (
-            document,
-            cut(sender.encode(document.text), limit_s),
-            cut(receiver.encode(document.text), limit_r),
-        )
-        if len(entry[1]) and len(entry[2]):
+        read = cut(sender.encode(document.text), sender_limit)
+        written = cut(receiver.encode(document.text), receiver_limit)
+        if len(read) and len(written):
             pool = waiting.setdefault(split, [])
-            pool.append(entry)
-            if sum(len(e[2]) for e in pool) >= 8 * config.batch_tokens:
+            pool.append(Encoded(document, read, written))
+            # Of a window of several batches, texts of like length go together: little padding.
+            if sum(len(entry.receiver) for entry in pool) >= WINDOW * config.batch_tokens:
                 yield from _packed(split, pool, config.batch_tokens)
                 pool.clear()
     for split, pool in waiting.items():
         yield from _packed(split, pool, config.batch_tokens)
 
 
-def _packed(
-    split: str, pool: list[tuple[Document, Encoding, Encoding]], limit: int
-) -> Iterator[TextBatch]:
-    current: list[tuple[Document, Encoding, Encoding]] = []
-    for entry in sorted(pool, key=lambda e: (len(e[2]), e[0].id)):
-        longest = max(len(entry[1]), len(entry[2]))
+def _packed(split: str, pool: list[Encoded], limit: int) -> Iterator[TextBatch]:
+    """Batches of a pool, shortest texts first; `limit` bounds what either model's padding makes."""
+    current: list[Encoded] = []
+    for entry in sorted(pool, key=lambda e: (len(e.receiver), e.document.id)):
+        longest = max(len(entry.sender), len(entry.receiver))
         if current and longest * (len(current) + 1) > limit:
             yield _batch(split, current)
             current = []
@@ -76,16 +85,19 @@ def _packed(
         yield _batch(split, current)
 
 
-def _batch(split: str, entries: list[tuple[Document, Encoding, Encoding]]) -> TextBatch:
+def _batch(split: str, entries: list[Encoded]) -> TextBatch:
     documents, sender, receiver = zip(*entries, strict=True)
     return TextBatch(split, documents, sender, receiver)
 
 
-def align_pair(sender: Model, receiver: Model, ours: Encoding, theirs: Encoding) -> Alignment:
-    """Identity for equal tokenizers, else by character spans."""
+def align_pair(sender: Model, receiver: Model, read: Encoding, written: Encoding) -> Alignment:
+    """Which token of `read`, the sender's, serves each token of `written`, the receiver's.
+
+    Identity for equal tokenizers, else by character spans.
+    """
     if sender.geometry.tokenizer_digest == receiver.geometry.tokenizer_digest:
-        return align_positions(torch.arange(len(ours)), torch.arange(len(theirs)))
-    return align_spans(ours.spans, theirs.spans)
+        return align_positions(torch.arange(len(read)), torch.arange(len(written)))
+    return align_spans(read.spans, written.spans)
 
 
 @dataclass(frozen=True)
@@ -104,38 +116,41 @@ def pair_rows(
 ) -> Pairing:
     """Rows of a fit: covered receiver tokens after the sinks, every `stride`-th. `widths`: padded
     lengths of both."""
-    left, right, exact, covered = [], [], 0.0, 0
-    for number, (ours, theirs) in enumerate(zip(batch.sender, batch.receiver, strict=True)):
-        alignment = align_pair(sender, receiver, ours, theirs)
+    sender_rows, receiver_rows, exact, covered = [], [], 0.0, 0
+    for number, (read, written) in enumerate(zip(batch.sender, batch.receiver, strict=True)):
+        alignment = align_pair(sender, receiver, read, written)
         count = int(alignment.covered.sum())
         exact, covered = exact + alignment.exact_share * count, covered + count
         at = alignment.covered.nonzero()[:, 0]
+        # Sinks are recomputed in every handoff, and their keys and values lie far from all others:
+        # as rows, they would bend every map towards what is never translated.
         at = at[at >= config.sinks][:: config.stride]
-        left.append(number * widths[0] + alignment.index[at])
-        right.append(number * widths[1] + at)
-    return Pairing(torch.cat(left), torch.cat(right), exact, covered)
+        sender_rows.append(number * widths[0] + alignment.index[at])
+        receiver_rows.append(number * widths[1] + at)
+    return Pairing(torch.cat(sender_rows), torch.cat(receiver_rows), exact, covered)
 
 
 def input_rows(layout: Layout, sender: Batch, hidden: Tensor | None, pairing: Pairing) -> Tensor:
     """Input columns `[rows, inputs]` fp32 in the layout's order."""
     device = sender.layers[0]["k"].device
-    parts = []
+    blocks = []
     for (layer, name), _ in layout.inputs:
         if (layer, name) == FEATURES:
             assert hidden is not None
-            parts.append(hidden.flatten(0, 1)[pairing.receiver.to(hidden.device)].to(device))
+            block = hidden.flatten(0, 1)[pairing.receiver.to(hidden.device)].to(device)
         else:
-            parts.append(_flat(sender.layers[layer], name)[pairing.sender.to(device)])
-    return torch.cat([p.float() for p in parts], dim=1)
+            block = _flat(sender.layers[layer], name)[pairing.sender.to(device)]
+        blocks.append(block.float())
+    return torch.cat(blocks, dim=1)
 
 
 def target_rows(layout: Layout, receiver: Batch, pairing: Pairing) -> Tensor:
     """Target columns `[rows, targets]` fp32 in the layout's order."""
     at = pairing.receiver.to(receiver.mask.device)
-    return torch.cat(
-        [_flat(receiver.layers[layer], name)[at].float() for (layer, name), _ in layout.targets],
-        dim=1,
-    )
+    blocks = []
+    for (layer, name), _ in layout.targets:
+        blocks.append(_flat(receiver.layers[layer], name)[at].float())
+    return torch.cat(blocks, dim=1)
 
 
 def _flat(layer: LayerKV, name: str) -> Tensor:

@@ -3,6 +3,7 @@ residuals."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,37 +43,28 @@ class Scores:
         """Per layer means, per head means and per dimension values, as plain JSON types (NaN as
         null)."""
         layers = sorted({layer for layer, _ in self.r2})
-        control = {
-            f"{s}_r2": [_plain(_alive_mean(self.token_only_r2[i, s])) for i in layers]
-            for s in ("k", "v")
-            if self.token_only_r2
-        }
-        return {
+        keys = [self.r2[layer, "k"] for layer in layers]
+        values = [self.r2[layer, "v"] for layer in layers]
+        body: dict[str, Any] = {
             "split": "test",
             "rows": self.rows,
             "documents": self.documents,
             "layers": layers,
-            "k_r2": [_plain(self.mean_r2(i, "k")) for i in layers],
-            "v_r2": [_plain(self.mean_r2(i, "v")) for i in layers],
-            "k_r2_heads": [
-                [_plain(x) for x in self.r2[i, "k"].nanmean(1).tolist()] for i in layers
-            ],
-            "v_r2_heads": [
-                [_plain(x) for x in self.r2[i, "v"].nanmean(1).tolist()] for i in layers
-            ],
-            "k_r2_dimensions": [
-                [[_plain(x) for x in head] for head in self.r2[i, "k"].tolist()] for i in layers
-            ],
-            "v_r2_dimensions": [
-                [[_plain(x) for x in head] for head in self.r2[i, "v"].tolist()] for i in layers
-            ],
-            "attention_cosine": [_plain(self.attention_cosine[i]) for i in layers],
-            "single_layer_r2": {
-                name: [[_plain(x) for x in row] for row in table]
-                for name, table in self.single_layer_r2.items()
-            },
-            **({"token_only": control} if control else {}),
+            "k_r2": _plain([_alive_mean(r2) for r2 in keys]),
+            "v_r2": _plain([_alive_mean(r2) for r2 in values]),
+            "k_r2_heads": _plain([r2.nanmean(1).tolist() for r2 in keys]),
+            "v_r2_heads": _plain([r2.nanmean(1).tolist() for r2 in values]),
+            "k_r2_dimensions": _plain([r2.tolist() for r2 in keys]),
+            "v_r2_dimensions": _plain([r2.tolist() for r2 in values]),
+            "attention_cosine": _plain([self.attention_cosine[layer] for layer in layers]),
+            "single_layer_r2": {name: _plain(t) for name, t in self.single_layer_r2.items()},
         }
+        if self.token_only_r2:
+            body["token_only"] = {
+                f"{name}_r2": _plain([_alive_mean(self.token_only_r2[i, name]) for i in layers])
+                for name in ("k", "v")
+            }
+        return body
 
 
 def _alive_mean(r2: Tensor) -> float | None:
@@ -80,8 +72,11 @@ def _alive_mean(r2: Tensor) -> float | None:
     return float(alive.mean()) if len(alive) else None
 
 
-def _plain(value: float | None) -> float | None:
-    return None if value is None or value != value else float(f"{value:.6g}")
+def _plain(value: Any) -> Any:
+    """Numbers of nested lists to six digits, as JSON has them: None for NaN."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if value is None or math.isnan(value) else float(f"{value:.6g}")
 
 
 class Residuals:
@@ -92,18 +87,16 @@ class Residuals:
         self.rows = 0
         self._sums: dict[tuple[int, str], list[Tensor]] = {}
 
-    def update(self, target: dict[tuple[int, str], Tensor], found: dict[int, LayerKV]) -> None:
-        """Adds rows: target[layer, stream] and found[layer][stream] `[rows, heads, width]`."""
+    def update(self, target: dict[tuple[int, str], Tensor], mapped: dict[int, LayerKV]) -> None:
+        """Adds rows: target[layer, stream] and mapped[layer][stream] `[rows, heads, width]`."""
         for (layer, name), y in target.items():
             y = y.double()
-            error = (y - found[layer][name].double()).square().sum(0)
+            error = (y - mapped[layer][name].double()).square().sum(0)
             if (layer, name) not in self._sums:
-                self._sums[layer, name] = [
-                    y.mean(0),
-                    torch.zeros_like(error),
-                    torch.zeros_like(error),
-                    torch.zeros_like(error),
-                ]
+                # About the first rows' mean, for as in moments the squares of a large mean would
+                # swallow the variance that R² divides by.
+                zeros = [torch.zeros_like(error) for _ in range(3)]
+                self._sums[layer, name] = [y.mean(0), *zeros]
             shift, squared, total, squares = self._sums[layer, name]
             squared += error
             total += (y - shift).sum(0)
@@ -113,16 +106,15 @@ class Residuals:
     def r2(self) -> dict[tuple[int, str], Tensor]:
         """1 − Σ(y − ŷ)² / Σ(y − ȳ)² per dimension `[heads, width]`, on the CPU; NaN for dead
         dimensions."""
-        found = {}
+        scores = {}
         for key, (shift, squared, total, squares) in self._sums.items():
             variation = squares - total.square() / max(1, self.rows)
-            alive = variation > 1e-10 * self.rows * (
-                shift + total / max(1, self.rows)
-            ).square().clamp_min(1e-12)
-            found[key] = torch.where(
-                alive, 1 - squared / variation.clamp_min(1e-300), torch.nan
-            ).cpu()
-        return found
+            mean = shift + total / max(1, self.rows)
+            # What varies by less than rounding of its mean is constant: R² of it means nothing.
+            alive = variation > 1e-10 * self.rows * mean.square().clamp_min(1e-12)
+            r2 = 1 - squared / variation.clamp_min(1e-300)
+            scores[key] = torch.where(alive, r2, torch.nan).cpu()
+        return scores
 
 
 @torch.no_grad()
@@ -133,9 +125,11 @@ def attention_cosine(
     `translated` (`[tokens, heads, width]`, rotated; the first `sinks` tokens are taken from the
     receiver), with its own queries.
 
-    ids `[tokens]`. Tokens after the sinks and all query heads count alike.
+    ids `[tokens]`. Tokens after the sinks and all query heads count alike: what is attended to
+    decides what an error costs, and R² of keys and values does not know it. The sinks are left out
+    as a handoff recomputes them; most heads look there most, which would make any map seem good.
     """
-    found: dict[int, float] = {}
+    cosines: dict[int, float] = {}
 
     def observe(
         layer: int,
@@ -147,17 +141,16 @@ def attention_cosine(
     ) -> None:
         if layer not in translated:
             return
-        other_k, other_v = (translated[layer][n].transpose(0, 1)[None].to(key) for n in ("k", "v"))
-        other_k, other_v = (
-            torch.cat((own[:, :, :sinks], other[:, :, sinks:]), dim=2)
-            for own, other in ((key, other_k), (value, other_v))
-        )
+        mixed = []
+        for stream, own_cache in (("k", key), ("v", value)):
+            mapped = translated[layer][stream].transpose(0, 1)[None].to(own_cache)
+            mixed.append(torch.cat((own_cache[:, :, :sinks], mapped[:, :, sinks:]), dim=2))
         own = attend(query, key, value, mask, scaling)
-        other = attend(query, other_k, other_v, mask, scaling)
-        found[layer] = float(
-            cosine_similarity(own.float(), other.float(), dim=-1)[:, :, sinks:].mean()
-        )
+        mixed_key, mixed_value = mixed
+        other = attend(query, mixed_key, mixed_value, mask, scaling)
+        cosine = cosine_similarity(own.float(), other.float(), dim=-1)
+        cosines[layer] = float(cosine[:, :, sinks:].mean())
 
     with attention_probe(receiver.model, observe):
         receiver.decoder(input_ids=ids[None].to(receiver.device), use_cache=False)
-    return found
+    return cosines

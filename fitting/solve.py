@@ -10,6 +10,8 @@ from torch import Tensor
 from kvbridge.errors import FitError
 
 JITTER = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
+"""Added to the unit diagonal of an equilibrated Gram that is indefinite by rounding, least first.
+More than the last would be a penalty of its own, and is a refusal."""
 
 
 def cholesky(
@@ -24,8 +26,12 @@ def cholesky(
     maps, jitters = [], []
     for penalty in penalties:
         diagonal = xx.diagonal() + penalty
+        # Columns of keys, values and hidden states differ in scale by orders of magnitude. A unit
+        # diagonal is close to the best any diagonal scaling does for the condition (van der Sluis
+        # 1969), and makes one jitter mean the same for every column. It cancels in the result.
         scale = diagonal.clamp_min(torch.finfo(xx.dtype).tiny).rsqrt()
         system = xx * scale[:, None] * scale
+        # With its penalty, the diagonal is 1; without any, a dead column's is 0 and waits for jitter.
         system.diagonal().copy_(diagonal * scale.square())
         for jitter in JITTER:
             if jitter:
@@ -35,7 +41,8 @@ def cholesky(
                 break
         else:
             raise FitError(
-                f"the Gram matrix of {len(xx)} features is indefinite even with jitter {JITTER[-1]}; use precision='float64' or a larger λ"
+                f"the Gram matrix of {len(xx)} features is indefinite even with jitter "
+                f"{JITTER[-1]}; use precision='float64' or a larger λ"
             )
         maps.append(torch.cholesky_solve(xy * scale[:, None], factor) * scale[:, None])
         jitters.append(jitter)
@@ -49,11 +56,11 @@ def eigh(xx: Tensor, xy: Tensor, penalties: Sequence[float]) -> tuple[list[Tenso
     Negative eigenvalues (rounding) count as zero. Jitter is never needed: zeros are returned.
     """
     values, vectors = torch.linalg.eigh(xx)
+    # A Gram has no negative eigenvalues: one below zero is rounding, and would cancel a small λ.
     values = values.clamp_min(0)
     rotated = vectors.T @ xy
-    return [vectors @ (rotated / (values + penalty)[:, None]) for penalty in penalties], [
-        0.0
-    ] * len(penalties)
+    maps = [vectors @ (rotated / (values + penalty)[:, None]) for penalty in penalties]
+    return maps, [0.0] * len(maps)
 
 
 Solver = Callable[[Tensor, Tensor, Sequence[float]], tuple[list[Tensor], list[float]]]

@@ -16,6 +16,9 @@ from torch import Tensor
 from kvbridge.cache.prefill import Batch
 from kvbridge.errors import OverBudget, UsageError
 
+DISK_SHARE = 0.7
+"""Of the free disk: a full one would break whatever else is written there."""
+
 
 class Spill:
     """Batches of captured KV on disk, in order; `budget_bytes` is never passed. Tensors are kept in
@@ -30,22 +33,21 @@ class Spill:
     def append(self, batch: Batch) -> None:
         """Writes one batch; raises OverBudget, naming the setting, before the budget would be
         passed."""
-        tensors = {
-            f"{i}.{name}": self._small(t).cpu().contiguous()
-            for i, layer in enumerate(batch.layers)
-            for name, t in layer.items()
-        }
-        tensors["mask"] = batch.mask.cpu()
+        tensors = {"mask": batch.mask.cpu()}
+        for index, layer in enumerate(batch.layers):
+            for name, tensor in layer.items():
+                tensors[f"{index}.{name}"] = self._small(tensor).cpu().contiguous()
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         if self.nbytes + size > self.budget_bytes:
             raise OverBudget(
-                f"the sender's rows need more than the {self.budget_bytes:,} bytes of disk allowed (at batch {self.count}); "
-                "raise --spill-bytes or give fewer texts"
+                f"the sender's rows need more than the {self.budget_bytes:,} bytes of disk allowed "
+                f"(at batch {self.count}); raise --spill-bytes or give fewer texts"
             )
         save_file(tensors, self.folder / f"{self.count:06d}.safetensors")
         self.count, self.nbytes = self.count + 1, self.nbytes + size
 
     def _small(self, tensor: Tensor) -> Tensor:
+        """The tensor in the narrower dtype where every value survives that, else as it is."""
         small = tensor.to(self.dtype)
         return small if torch.equal(small.to(tensor.dtype), tensor) else tensor
 
@@ -69,7 +71,6 @@ def spill(folder: str | None, budget_bytes: int | None, dtype: torch.dtype) -> I
     if folder is not None and not Path(folder).is_dir():
         raise UsageError(f"expected an existing folder to spill rows to, found {folder!r}")
     with tempfile.TemporaryDirectory(prefix="kvbridge-spill-", dir=folder) as path:
-        free = shutil.disk_usage(path).free
-        yield Spill(
-            Path(path), budget_bytes if budget_bytes is not None else int(0.7 * free), dtype
-        )
+        if budget_bytes is None:
+            budget_bytes = int(DISK_SHARE * shutil.disk_usage(path).free)
+        yield Spill(Path(path), budget_bytes, dtype)

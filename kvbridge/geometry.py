@@ -151,6 +151,11 @@ def short_name(document: str) -> str:
     return digest_text(document)[:16]
 
 
+def hash_draw(name: str) -> float:
+    """A number in [0, 1) that a hash of the name draws: the same on every machine, in any order."""
+    return int(digest_text(name)[:16], 16) / 2**64
+
+
 def digest_parts(parts: Iterable[bytes]) -> str:
     """SHA-256 of length-prefixed parts, so that no two sequences of parts collide."""
     state = hashlib.sha256()

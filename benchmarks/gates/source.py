@@ -19,7 +19,7 @@ from kvbridge import demo
 from kvbridge.asset.folder import load_asset, save_asset
 from kvbridge.errors import DataError
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import Document, stream_rows
+from kvbridge.fitting.data import Document, row_names, stream_rows
 from kvbridge.fitting.job import fit
 from kvbridge.gates.calibrate.passing import Sample
 from kvbridge.handoff.bridge import Bridge
@@ -91,8 +91,7 @@ def _texts(data: str) -> Iterable[tuple[str | None, str, str, str, str]]:
     """(split, id, document, kind, text) of every row of text."""
     for number, (split, name, row) in enumerate(stream_rows(data)):
         if isinstance(row, dict) and isinstance(row.get("text"), str):
-            identity = f"{name}#{number}" if row.get("id") in (None, "") else str(row["id"])
-            document = identity if row.get("document") in (None, "") else str(row["document"])
+            identity, document = row_names(row, f"{name}#{number}")
             yield (
                 split,
                 identity,

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbridge import demo
 from kvbridge.errors import DataError, EvalError
-from kvbridge.fitting.data import SPLITS, stream_rows
+from kvbridge.fitting.data import SPLITS, row_names, stream_rows
 from kvbridge.geometry import digest_text
 
 
@@ -46,7 +46,7 @@ def split_rows(source: str) -> Iterator[tuple[str | None, RawItem]]:
     for index, (split, name, row) in enumerate(stream_rows(source)):
         if not isinstance(row, dict):
             raise DataError(f"{name}#{index}: expected an object, found {type(row).__name__}")
-        identity = f"{name}#{index}" if row.get("id") in (None, "") else str(row["id"])
+        identity, _ = row_names(row, f"{name}#{index}")
         split = row["split"] if row.get("split") in SPLITS else split
         if (split, identity) in seen:
             raise DataError(f"{name}: item id {identity!r} stands twice; ids must be unique")

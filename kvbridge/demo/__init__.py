@@ -6,16 +6,19 @@ Nothing here imports torch: paths only. The recipe that made them is in
 
 from pathlib import Path
 
-__all__ = ["MODELS", "SPLITS", "path", "texts"]
+__all__ = ["MODELS", "TEXTS", "path", "texts"]
 
 MODELS = ("sender", "receiver", "tuned")
-SPLITS = ("train", "validation", "test", "recall", "register")
+TEXTS = ("train", "validation", "test", "recall", "register")
 
 _HERE = Path(__file__).parent
 
 
 def path(name: str) -> Path:
-    """Folder of a demo model, in the layout that transformers loads. Raises KeyError for another name."""
+    """Folder of a demo model, in the layout that transformers loads.
+
+    Raises KeyError for another name.
+    """
     if name not in MODELS:
         raise KeyError(f"no demo model {name!r}; there are {', '.join(MODELS)}")
     return _HERE / "models" / name
@@ -23,6 +26,6 @@ def path(name: str) -> Path:
 
 def texts(split: str) -> Path:
     """The .jsonl file of a split. Raises KeyError for another name."""
-    if split not in SPLITS:
-        raise KeyError(f"no demo texts {split!r}; there are {', '.join(SPLITS)}")
+    if split not in TEXTS:
+        raise KeyError(f"no demo texts {split!r}; there are {', '.join(TEXTS)}")
     return _HERE / "texts" / f"{split}.jsonl"

@@ -124,7 +124,8 @@ def plain_softmax(attention: Any) -> bool:
 
 
 def scaling_of(attention: Any, width: int) -> float:
-    """The factor on dot products of queries and keys of `width`: the module's own, else 1/√width."""
+    """The factor on dot products of queries and keys of `width`: the module's own, else
+    1/√width."""
     return float(getattr(attention, "scaling", width**-0.5))
 
 

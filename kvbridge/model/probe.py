@@ -120,7 +120,8 @@ def probe(model: Any, config: Any, name: str) -> Probe:
 
 @contextmanager
 def recorded_keys(layers: nn.ModuleList, name: str) -> Iterator[dict[int, Tensor]]:
-    """Inside the block, each layer's keys before RoPE during forwards; hooks are removed at its end.
+    """Inside the block, each layer's keys before RoPE during forwards; hooks are removed at its
+    end.
 
     By layer, as the model's own module returns them. Raises UnsupportedModel, naming the model
     `name`, where a layer has no keys that are its own.
@@ -153,8 +154,8 @@ def _key_source(layer: nn.Module, name: str, index: int) -> Projection:
 
 
 def _as_heads(output: Tensor, tokens: int, heads: int, width: int) -> Tensor:
-    """Keys as some module returns them: `[1, tokens, heads·width]`, `[1, tokens, heads, width]` or `[1, heads, tokens, width]` as
-    `[tokens, heads, width]`."""
+    """Keys as some module returns them: `[1, tokens, heads·width]`, `[1, tokens, heads, width]` or
+    `[1, heads, tokens, width]` as `[tokens, heads, width]`."""
     if output.ndim == 4 and output.shape[1] == heads and output.shape[2] == tokens:
         return output[0].transpose(0, 1)
     return output.reshape(tokens, heads, width)

@@ -14,15 +14,16 @@ from kvbridge.errors import LoadError
 
 
 @dataclass(frozen=True)
-class Source:
-    """`path` is a folder or a repository; `commit` is empty for a folder, else also the revision."""
+class Located:
+    """`path` is a folder or a repository; `commit` is empty for a folder, else also the
+    revision."""
 
     path: str
     revision: str | None
     commit: str
 
 
-def locate(name: str, revision: str | None) -> Source:
+def locate(name: str, revision: str | None) -> Located:
     """What `demo:…`, a folder or `org/name[@revision]` stands for now.
 
     A branch or tag is resolved to its commit, so that all files loaded from it are of that one.
@@ -34,15 +35,15 @@ def locate(name: str, revision: str | None) -> Source:
             raise LoadError(
                 f"expected one of {', '.join('demo:' + m for m in demo.MODELS)}, found {name!r}"
             )
-        return Source(str(demo.path(known)), revision, "")
+        return Located(str(demo.path(known)), revision, "")
     if Path(name).is_dir():
-        return Source(name, revision, "")
+        return Located(name, revision, "")
     path, separator, named = name.partition("@")
     revision = named if separator else revision
     if Path(path).is_dir():
-        return Source(path, revision, "")
+        return Located(path, revision, "")
     commit = _commit_of(path, revision)
-    return Source(path, commit, commit)
+    return Located(path, commit, commit)
 
 
 def _commit_of(repo: str, revision: str | None) -> str:
@@ -53,7 +54,8 @@ def _commit_of(repo: str, revision: str | None) -> str:
 
 @contextmanager
 def load_errors(name: str) -> Iterator[None]:
-    """What transformers raises on a missing or broken checkpoint becomes a LoadError of one line."""
+    """What transformers raises on a missing or broken checkpoint becomes a LoadError of one
+    line."""
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError) as error:

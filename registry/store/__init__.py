@@ -1,4 +1,5 @@
-"""The store of translator assets on this machine: `LocalStore` publishes, finds, verifies, collects."""
+"""The store of translator assets on this machine: `LocalStore` publishes, finds, verifies,
+collects."""
 
 from kvbridge.registry.store.store import LocalStore, default_home
 

@@ -32,7 +32,8 @@ from kvbridge.registry.store.records import DIGEST, Record, record_of
 from kvbridge.registry.store.refs import Ref, Refs, check_tag
 
 _ANY = AdmissionPolicy(max_weights_bytes=1 << 62)
-"""What is in the store was admitted already: reading it again asks for its digest, not for its size."""
+"""What is in the store was admitted already: reading it again asks for its digest, not for its
+size."""
 
 
 def default_home() -> Path:

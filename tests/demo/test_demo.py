@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from kvbridge.demo import MODELS, SPLITS, path, texts
+from kvbridge.demo import MODELS, TEXTS, path, texts
 from recipes.demo import corpus, measure, recipe
 from recipes.demo.tasks import KINDS, VOCABULARY
 
@@ -55,7 +55,7 @@ def test_texts_are_long_enough(split: str) -> None:
 
 
 def test_texts_stay_small() -> None:
-    assert sum(texts(split).stat().st_size for split in SPLITS) < 4_000_000
+    assert sum(texts(split).stat().st_size for split in TEXTS) < 4_000_000
 
 
 def test_recall_answers_stand_once_in_the_context_at_the_stated_distance() -> None:
