@@ -1,42 +1,33 @@
-"""The maps, factors and tensors that a manifest announces, typed and checked. No torch."""
+"""The maps, factors and tensors that a manifest announces, checked against both models. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from kvbridge import codec
 from kvbridge.asset.maps import MAP_KINDS, Maps
-from kvbridge.asset.maps.base import Block, check_block, check_shapes
+from kvbridge.asset.maps.base import Block, check_block
 from kvbridge.asset.maps.dense import DenseMaps
+from kvbridge.asset.written import FactorEntry
 from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
 from kvbridge.geometry import KVGeometry
-from kvbridge.headers import Header
+from kvbridge.headers import Header, expect_tensors
 
 FACTOR = "leverage."
 KIND = "kind"
 
 
-@dataclass(frozen=True)
-class FactorEntry:
-    """The factor of one stream: the sender layers whose rows it is of, side by side, and its number of directions."""
-
-    layers: tuple[int, ...]
-    rank: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"layers": list(self.layers), "rank": self.rank}
-
-
 def maps_json(maps: Maps) -> Any:
-    """What a manifest says of maps: the list of dense ones, which it does not name, or a mapping that names its kind."""
+    """What a manifest says of maps: the list of dense ones, which it does not name, or a mapping that
+    names its kind."""
     body = maps.to_json()
     return body if maps.kind == DenseMaps.kind else {KIND: maps.kind, **body}
 
 
 def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> Maps:
-    """The inverse of `maps_json`: every index within its geometry, every layer from some one to the last mapped.
+    """The inverse of `maps_json`: every index within its geometry, every layer from some one to the
+    last mapped.
 
     Raises CorruptFile, or UnknownSchema for a kind that is not known here.
     """
@@ -44,16 +35,16 @@ def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) ->
     if isinstance(body, dict):
         kind, body = body.get(KIND), {key: value for key, value in body.items() if key != KIND}
         if not isinstance(kind, str) or kind == DenseMaps.kind:
-            raise CorruptFile(f"{name}: malformed maps: expected a list, or a mapping with a kind")
+            raise CorruptFile(f"{name}: maps: expected a list, or a mapping with a kind")
         if kind not in MAP_KINDS:
             raise UnknownSchema(
                 f"{name}: expected maps of a kind known here ({', '.join(MAP_KINDS)}), "
                 f"found {kind!r:.40}; use the matching kvbridge or fit again"
             )
     try:
-        maps = MAP_KINDS[kind].read(body, sender, receiver, name)
+        maps = MAP_KINDS[kind].read(body, sender, receiver, f"{name}: maps")
     except UsageError as error:
-        raise CorruptFile(f"{name}: malformed maps: {str(error)[:200]}") from error
+        raise CorruptFile(f"{name}: maps: {str(error)[:200]}") from error
     layers = maps.layers
     if not layers or layers != tuple(range(layers[0], len(receiver.layers))):
         raise CorruptFile(f"{name}: expected maps of every stream from some layer to the last")
@@ -62,22 +53,24 @@ def read_maps(body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) ->
 
 def read_factors(body: Any, sender: KVGeometry, name: str) -> dict[str, FactorEntry]:
     """Factors by stream out of JSON, every layer within the sender; raises CorruptFile."""
-    factors = {}
-    try:
-        for stream, entry in body.items():
-            if set(entry) != {"layers", "rank"}:
-                raise ValueError("expected layers and rank")
-            layers, rank = tuple(_index(i) for i in entry["layers"]), _index(entry["rank"])
-            if not layers or len(set(layers)) != len(layers):
-                raise ValueError(f"expected different sender layers, found {str(layers)[:40]}")
-            for layer in layers:
-                check_block(sender, Block(layer, stream))
-            if not 1 <= rank <= factor_width(sender, stream, layers):
-                raise ValueError(f"no factor of these layers has rank {rank}")
-            factors[stream] = FactorEntry(layers, rank)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptFile(f"{name}: malformed leverage: {str(error)[:200]}") from error
+    factors = codec.convert(body, dict[str, FactorEntry], f"{name}: leverage")
+    check_factors(factors, sender, name)
     return factors
+
+
+def check_factors(factors: Mapping[str, FactorEntry], sender: KVGeometry, name: str) -> None:
+    """Raises CorruptFile unless the sender has these layers, each is named once, and their rows have
+    that many directions."""
+    for stream, entry in factors.items():
+        if len(set(entry.layers)) != len(entry.layers):
+            raise CorruptFile(f"{name}: leverage of {stream[:40]!r} names a layer twice")
+        try:
+            for layer in entry.layers:
+                check_block(sender, Block(layer, stream))
+        except UsageError as error:
+            raise CorruptFile(f"{name}: leverage: {str(error)[:200]}") from error
+        if not 1 <= entry.rank <= factor_width(sender, stream, entry.layers):
+            raise CorruptFile(f"{name}: no factor of these layers has rank {entry.rank}")
 
 
 def factor_width(sender: KVGeometry, stream: str, layers: tuple[int, ...]) -> int:
@@ -87,7 +80,8 @@ def factor_width(sender: KVGeometry, stream: str, layers: tuple[int, ...]) -> in
 
 def factor_names(stream: str) -> tuple[str, str, str]:
     """Names of a factor's tensors: `leverage.{k|v}.{mean|scale|directions}`."""
-    return f"leverage.{stream}.mean", f"leverage.{stream}.scale", f"leverage.{stream}.directions"
+    stem = f"{FACTOR}{stream}"
+    return f"{stem}.mean", f"{stem}.scale", f"{stem}.directions"
 
 
 def factor_shapes(
@@ -96,32 +90,23 @@ def factor_shapes(
     """Tensor name → shape of factors: mean and scale `[features]`, directions `[features, rank]`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for stream, entry in factors.items():
+        mean, scale, directions = factor_names(stream)
         width = factor_width(sender, stream, entry.layers)
-        shapes.update(
-            zip(factor_names(stream), ((width,), (width,), (width, entry.rank)), strict=True)
-        )
+        shapes |= {mean: (width,), scale: (width,), directions: (width, entry.rank)}
     return shapes
 
 
 def check_tensors(
     header: Header, maps: Maps, name: str, factors: Mapping[str, FactorEntry] | None = None
 ) -> None:
-    """Raises CorruptFile unless the header holds exactly the tensors of `maps`, as they admit them, and of `factors`,
-    in F32."""
-    of_maps: dict[str, tuple[str, tuple[int, ...]]] = {}
-    of_factors: dict[str, tuple[int, ...]] = {}
-    for tensor, (dtype, shape, _) in header.tensors.items():
-        if not tensor.startswith(FACTOR):
-            of_maps[tensor] = (dtype, shape)
-            continue
-        of_factors[tensor] = shape
+    """Raises CorruptFile unless the header holds exactly the tensors of `maps`, as they admit them, and
+    of `factors`, in F32."""
+    of_maps, of_factors = Header(header.metadata, {}), Header(header.metadata, {})
+    for tensor, entry in header.tensors.items():
+        part = of_factors if tensor.startswith(FACTOR) else of_maps
+        part.tensors[tensor] = entry
+    expect_tensors(of_factors, factor_shapes(factors or {}, maps.sender), "the manifest", name)
+    for tensor, (dtype, _, _) in of_factors.tensors.items():
         if dtype != "F32":
-            raise CorruptFile(f"{name}: expected {tensor[:80]} in F32")
-    check_shapes(of_factors, factor_shapes(factors or {}, maps.sender), name)
+            raise CorruptFile(f"{name}: expected {tensor[:80]} in F32, found {dtype}")
     maps.admit(of_maps, name)
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"expected an index, found {value!r:.40}")
-    return value

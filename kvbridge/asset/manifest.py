@@ -1,65 +1,23 @@
-"""What an asset says of itself, typed and checked. No torch: stores read manifests without loading a model."""
+"""What an asset says of itself, typed and checked. No torch: stores read manifests without a model."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from kvbridge.asset.entries import (
-    FactorEntry,
-    check_tensors,
-    maps_json,
-    read_factors,
-    read_maps,
-)
+from kvbridge import codec
+from kvbridge.asset.entries import check_factors, check_tensors, maps_json, read_maps
 from kvbridge.asset.maps import Maps
+from kvbridge.asset.written import AssetBody, ControlBody, FactorEntry
 from kvbridge.errors import CorruptFile, UnknownSchema
-from kvbridge.format import CONTROL_SET, MAX_FITTED_DOCUMENTS, METADATA_KEY, TRANSLATOR
+from kvbridge.format import CONTROL_SET, TRANSLATOR
 from kvbridge.geometry import KVGeometry, digest_json, short_name
-from kvbridge.headers import Header
+from kvbridge.headers import Header, expect_binding
 
-_NAME = re.compile(r"[0-9a-f]{16}")
-_FEATURES = re.compile(r"none|embeddings|hidden:([1-9][0-9]{0,8})")
-_SCORES = frozenset(
-    {
-        "split",
-        "rows",
-        "documents",
-        "layers",
-        "k_r2",
-        "v_r2",
-        "k_r2_heads",
-        "v_r2_heads",
-        "k_r2_dimensions",
-        "v_r2_dimensions",
-        "attention_cosine",
-        "single_layer_r2",
-        "token_only",
-    }
-)
-_FIELDS = (
-    "schema",
-    "sender",
-    "receiver",
-    "family",
-    "receiver_features",
-    "config",
-    "maps",
-    "lambda",
-    "jitter",
-    "corpus_digest",
-    "splits",
-    "scores",
-    "weights_bytes",
-    "parameters",
-    "licences",
-    "marks",
-    "alignment_exact_share",
-)
-_OPTIONAL = ("fitted_on", "leverage")
+_LAMBDA = "lambda"
+_ADVICE = "use the matching kvbridge or fit again"
 
 
 @dataclass(frozen=True)
@@ -71,13 +29,6 @@ class Manifest:
     receiver: KVGeometry
     maps: Maps
     factors: Mapping[str, FactorEntry] = field(default_factory=dict)
-
-    def admit(self, header: Header, size_bytes: int, name: str) -> None:
-        """Raises CorruptFile unless weights of that header and size are those announced here, to each shape and dtype."""
-        if size_bytes != self.weights_bytes:
-            raise CorruptFile(f"{name}: {size_bytes} bytes, the manifest says {self.weights_bytes}")
-        check_tensors(header, self.maps, name, self.factors)
-        check_binding(header, self.binding, name)
 
     @property
     def family(self) -> str:
@@ -96,8 +47,8 @@ class Manifest:
 
     @cached_property
     def binding(self) -> str:
-        """What the weights' own metadata carries: a digest of everything here but their size, so that weights of another
-        pair or another fit are told apart even where all shapes agree."""
+        """What the weights' own metadata carries: a digest of everything here but their size, so that
+        weights of another pair or another fit are told apart even where all shapes agree."""
         return digest_json(
             {name: value for name, value in self.body.items() if name != "weights_bytes"}
         )
@@ -109,20 +60,24 @@ class Manifest:
 
     @cached_property
     def fitted_on(self) -> frozenset[str] | None:
-        """Short names (64 bits of a digest) of the documents that weights and λ are from; None where the asset says none."""
+        """Short names (64 bits of a digest) of the documents that weights and λ are from; None where
+        the asset says none."""
         return frozenset(self.body["fitted_on"]) if "fitted_on" in self.body else None
 
     def knows(self, document: str) -> bool:
-        """Whether the maps were fitted on the document of this name: nothing measured on it says how they do elsewhere."""
+        """Whether the maps were fitted on the document of this name: nothing measured on it says how
+        they do elsewhere."""
         return self.fitted_on is not None and short_name(document) in self.fitted_on
+
+    def admit(self, header: Header, name: str) -> None:
+        """Raises CorruptFile unless weights with this header are those announced here, down to each
+        shape and dtype."""
+        check_tensors(header, self.maps, name, self.factors)
+        expect_binding(header, self.binding, "this manifest", name)
 
     @classmethod
     def of_fit(
-        cls,
-        fit: Any,
-        factors: Mapping[str, FactorEntry],
-        *,
-        weights_bytes: int,
+        cls, fit: Any, factors: Mapping[str, FactorEntry], *, weights_bytes: int
     ) -> Manifest:
         """The manifest of a finished fit; nothing in it depends on the time or the machine."""
         translator = fit.translator
@@ -134,7 +89,7 @@ class Manifest:
             "receiver_features": translator.receiver_features,
             "config": fit.config.to_json(),
             "maps": maps_json(translator.maps),
-            "lambda": fit.lambdas,
+            _LAMBDA: fit.lambdas,
             "jitter": fit.jitter,
             "corpus_digest": fit.corpus_digest,
             "splits": fit.splits,
@@ -156,113 +111,21 @@ class Manifest:
 
     @classmethod
     def from_json(cls, body: Any, name: str) -> Manifest:
-        """Raises UnknownSchema for another version and CorruptFile for anything malformed, naming `name`."""
-        if not isinstance(body, dict) or "schema" not in body:
-            raise CorruptFile(f"{name}: expected a translator manifest, found none")
-        if body["schema"] != TRANSLATOR.schema:
-            raise UnknownSchema(
-                f"{name}: expected schema {TRANSLATOR.schema}, found {body['schema']!r}; use the matching kvbridge or fit again"
-            )
-        if set(body) - set(_OPTIONAL) != set(_FIELDS):
-            odd = sorted((set(body) - set(_OPTIONAL)) ^ set(_FIELDS))
-            raise CorruptFile(f"{name}: unexpected or missing fields: {', '.join(odd)}")
-        sender, receiver = (
-            KVGeometry.from_json(body["sender"]),
-            KVGeometry.from_json(body["receiver"]),
-        )
-        plain = {
-            "family": str,
-            "receiver_features": str,
-            "weights_bytes": int,
-            "parameters": int,
-            "corpus_digest": str,
-            "scores": dict,
-            "config": dict,
-            "splits": dict,
-            "licences": dict,
-            "marks": list,
-            "lambda": dict,
-            "jitter": dict,
-            "alignment_exact_share": float,
-        }
-        for key, kind in plain.items():
-            if type(body[key]) is not kind:
-                raise CorruptFile(f"{name}: {key} must be {kind.__name__}, found {body[key]!r:.80}")
-        texts = [*body["marks"], *(t for t in body["licences"].values() if t is not None)]
-        if set(body["licences"]) != {"sender", "receiver"} or any(
-            type(text) is not str for text in texts
-        ):
+        """Raises UnknownSchema for another version and CorruptFile for anything malformed, naming
+        `name`."""
+        body = codec.check_schema(body, TRANSLATOR.schema, name, _ADVICE)
+        codec.convert(body.get(_LAMBDA), dict[str, Any], f"{name}: {_LAMBDA}")
+        rest = {key: value for key, value in body.items() if key != _LAMBDA}
+        written = codec.convert(rest, AssetBody, name)
+        maps = read_maps(written.maps, written.sender, written.receiver, name)
+        _check_features(written.receiver_features, maps, name)
+        if written.parameters != maps.parameters:
             raise CorruptFile(
-                f"{name}: licences must be those of sender and receiver, and marks must be strings"
+                f"{name}: maps of {maps.parameters} parameters, parameters says {written.parameters}"
             )
-        if not 0 <= body["alignment_exact_share"] <= 1 or body["scores"].get("split") != "test":
-            raise CorruptFile(
-                f"{name}: expected an alignment share from 0 to 1 and scores of the test split"
-            )
-        _check_names(body.get("fitted_on", []), name)
-        _check_scores(body["scores"], name)
-        maps = read_maps(body["maps"], sender, receiver, name)
-        _check_features(body["receiver_features"], maps, name)
-        if body["parameters"] != maps.parameters:
-            raise CorruptFile(
-                f"{name}: maps of {maps.parameters} parameters, parameters says {body['parameters']}"
-            )
-        return cls(
-            body, sender, receiver, maps, read_factors(body.get("leverage", {}), sender, name)
-        )
-
-
-def _check_names(names: Any, name: str) -> None:
-    """Raises CorruptFile unless these are at most MAX_FITTED_DOCUMENTS short names of documents."""
-    if not isinstance(names, list) or len(names) > MAX_FITTED_DOCUMENTS:
-        raise CorruptFile(
-            f"{name}: fitted_on must be a list of at most {MAX_FITTED_DOCUMENTS:,} names, found {str(names)[:80]}"
-        )
-    odd = next((n for n in names if type(n) is not str or _NAME.fullmatch(n) is None), None)
-    if odd is not None:
-        raise CorruptFile(
-            f"{name}: fitted_on must hold names of 16 hexadecimal digits, found {odd!r:.80}"
-        )
-
-
-def _check_scores(scores: dict[str, Any], name: str) -> None:
-    """Raises CorruptFile unless there is a number or null per layer for both streams and the attention outputs, and
-    likewise for the token-only control where it was scored (fits before that was done lack `token_only`)."""
-    if unknown := set(scores) - _SCORES:
-        raise CorruptFile(f"{name}: unexpected scores: {', '.join(sorted(unknown))[:200]}")
-    layers, control = scores.get("layers"), scores.get("token_only", {})
-    if (
-        not isinstance(layers, list)
-        or not layers
-        or any(type(layer) is not int for layer in layers)
-    ):
-        raise CorruptFile(f"{name}: expected held-out scores per layer, found none; fit again")
-    tables = {key: scores.get(key) for key in ("k_r2", "v_r2", "attention_cosine")}
-    if "token_only" in scores:
-        if not isinstance(control, dict) or set(control) != {"k_r2", "v_r2"}:
-            raise CorruptFile(
-                f"{name}: expected k_r2 and v_r2 of the token-only control, found {str(control)[:80]}"
-            )
-        tables |= {f"token_only {key}": values for key, values in control.items()}
-    for key, values in tables.items():
-        if not isinstance(values, list) or len(values) != len(layers):
-            raise CorruptFile(
-                f"{name}: expected held-out scores per layer ({key}), found none; fit again"
-            )
-        if any(
-            v is not None and (type(v) not in (int, float) or not -1e308 < v < 1e308)
-            for v in values
-        ):
-            raise CorruptFile(f"{name}: score {key} holds something that is not a number")
-
-
-def _check_features(features: str, maps: Maps, name: str) -> None:
-    """Raises CorruptFile unless `features` is `none`, `embeddings` or `hidden:m` of the receiver, and the maps agree."""
-    match, receiver = _FEATURES.fullmatch(features), maps.receiver
-    if match is None or (match[1] and int(match[1]) >= len(receiver.layers)):
-        raise CorruptFile(f"{name}: {receiver.model_id} has no receiver features {features!r:.40}")
-    if maps.features != (features != "none"):
-        raise CorruptFile(f"{name}: receiver features are {features}, and the maps disagree")
+        factors = written.leverage if isinstance(written.leverage, dict) else {}
+        check_factors(factors, written.sender, name)
+        return cls(body, written.sender, written.receiver, maps, factors)
 
 
 @dataclass(frozen=True)
@@ -273,33 +136,31 @@ class Controls:
     maps: Maps
     binding: str
 
+    def admit(self, header: Header, name: str) -> None:
+        """Raises CorruptFile unless weights with this header are those announced here, down to each
+        shape and dtype."""
+        check_tensors(header, self.maps, name)
+        expect_binding(header, self.binding, "this manifest", name)
+
     @classmethod
     def from_json(cls, body: Any, translator_digest: str, asset: Manifest, name: str) -> Controls:
-        """Raises UnknownSchema or CorruptFile where this is no control set of the translator with that digest."""
+        """Raises UnknownSchema or CorruptFile where this is no control set of the translator with
+        that digest."""
         if not isinstance(body, dict) or body.get("schema") != CONTROL_SET.schema:
             raise UnknownSchema(f"{name}: expected schema {CONTROL_SET.schema}")
-        if body.get("translator") != translator_digest:
+        written = codec.convert(body, ControlBody, name)
+        if written.translator != translator_digest:
             raise CorruptFile(
                 f"{name}: these controls are of another translator; expected {translator_digest}, "
-                f"found {str(body.get('translator'))[:80]}"
+                f"found {written.translator[:80]}"
             )
-        if set(body) != {"schema", "translator", "receiver_features", "maps"}:
+        maps = read_maps(written.maps, asset.sender, asset.receiver, name)
+        _check_features(written.receiver_features, maps, name)
+        if not maps.features or maps.reads(range(len(asset.receiver.layers))):
             raise CorruptFile(
-                f"{name}: expected schema, translator, receiver_features and maps only"
+                f"{name}: a control reads receiver features, and nothing of the sender"
             )
-        features = body["receiver_features"]
-        if not isinstance(features, str) or features == "none":
-            raise CorruptFile(f"{name}: receiver_features must be embeddings or hidden:m")
-        maps = read_maps(body["maps"], asset.sender, asset.receiver, name)
-        _check_features(features, maps, name)
-        if maps.reads(range(len(asset.receiver.layers))):
-            raise CorruptFile(f"{name}: a control that reads the sender is none")
-        return cls(features, maps, digest_json(body))
-
-    def admit(self, header: Header, name: str) -> None:
-        """Raises CorruptFile unless weights with this header are those announced here, down to each shape and dtype."""
-        check_tensors(header, self.maps, name)
-        check_binding(header, self.binding, name)
+        return cls(written.receiver_features, maps, digest_json(body))
 
 
 def controls_json(translator: Any, translator_digest: str) -> dict[str, Any]:
@@ -312,7 +173,11 @@ def controls_json(translator: Any, translator_digest: str) -> dict[str, Any]:
     }
 
 
-def check_binding(header: Header, binding: str, name: str) -> None:
-    """Raises CorruptFile unless the weights name the description that they were written with."""
-    if header.metadata != {METADATA_KEY: binding}:
-        raise CorruptFile(f"{name}: these weights are not of this manifest; fetch or fit it again")
+def _check_features(features: str, maps: Maps, name: str) -> None:
+    """Raises CorruptFile unless the receiver has these features, and the maps read them if there are
+    any."""
+    _, hidden, layer = features.partition("hidden:")
+    if hidden and int(layer) >= len(maps.receiver.layers):
+        raise CorruptFile(f"{name}: {maps.receiver.model_id} has no receiver features {features}")
+    if maps.features != (features != "none"):
+        raise CorruptFile(f"{name}: receiver features are {features}, and the maps disagree")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvbridge.asset.manifest import Controls, Manifest, check_binding
+from kvbridge.asset.manifest import Controls, Manifest
 from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, Refused
 from kvbridge.files import parse_sums
@@ -25,7 +25,7 @@ from kvbridge.format import (
     SUMS,
 )
 from kvbridge.geometry import digest_json
-from kvbridge.headers import Header, read_safetensors_header
+from kvbridge.headers import Header, expect_binding, read_safetensors_header
 from kvbridge.registry.store.kinds import kind_of
 from kvbridge.registry.store.records import Record, record_of
 from kvbridge.registry.store.stream import Writer, copy_checked
@@ -120,13 +120,17 @@ def _check_weights(
 ) -> None:
     """Raises CorruptFile unless the header holds exactly what the description says, and names it."""
     if manifest is not None:
-        manifest.admit(header, size_bytes, name)
+        if size_bytes != manifest.weights_bytes:
+            raise CorruptFile(
+                f"{name}: {size_bytes} bytes, the manifest says {manifest.weights_bytes}"
+            )
+        manifest.admit(header, name)
     elif kind == "controls" and bound_to is not None:
         digest, asset = bound_to
         Controls.from_json(body, digest, asset, name).admit(header, name)
     elif kind == "calibration":
         _check_calibration(header, body, bound_to, name)
-        check_binding(header, digest_json(body), name)
+        expect_binding(header, digest_json(body), "this calibration", name)
 
 
 def _check_calibration(

@@ -163,7 +163,7 @@ def test_a_hostile_header_is_refused_before_tensors_are_read(
 ):
     folder = saved(tmp_path / "asset")
     forge_weights(folder, FORGED[what])
-    monkeypatch.setattr("kvbridge.asset.folder.load_file", lambda path: pytest.fail("allocated"))
+    monkeypatch.setattr("kvbridge.asset.tensors.load_file", lambda path: pytest.fail("allocated"))
     assert "B" in refused(folder)
     with pytest.raises(CorruptFile):
         admit(files_of(folder), "toy", AdmissionPolicy())

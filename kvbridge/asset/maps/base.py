@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.format import FLOAT_DTYPES
 from kvbridge.geometry import KVGeometry
+from kvbridge.headers import Header, expect_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -111,15 +112,16 @@ class Maps(ABC):
         """Numbers in all tensors."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def admit(self, tensors: Mapping[str, tuple[str, tuple[int, ...]]], name: str) -> None:
-        """Raises CorruptFile unless the dtypes and shapes in a file's header are those of these maps.
+    def admit(self, header: Header, name: str) -> None:
+        """Raises CorruptFile unless the header of a file holds these maps' tensors and no others, in the
+        dtypes that they may have.
 
-        Called before any tensor is allocated. The header itself is sound by then: its byte ranges hold these shapes.
+        Called before any tensor is allocated. The header itself is sound by then: its byte ranges hold
+        the shapes that it states.
         """
-        shapes = {tensor: shape for tensor, (_, shape) in tensors.items()}
-        check_shapes(shapes, self.shapes, name)
+        expect_tensors(header, self.shapes, "the manifest", name)
         free: set[str] = set()
-        for tensor, (dtype, _) in tensors.items():
+        for tensor, (dtype, _, _) in header.tensors.items():
             allowed = self.dtypes(tensor)
             if dtype not in allowed:
                 raise CorruptFile(
@@ -129,21 +131,8 @@ class Maps(ABC):
                 free.add(dtype)
         if len(free) > 1:
             raise CorruptFile(
-                f"{name}: expected weights of one floating-point dtype, found {', '.join(sorted(free))}"
+                f"{name}: expected weights of one dtype, found {', '.join(sorted(free))}"
             )
-
-
-def check_shapes(
-    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], name: str
-) -> None:
-    """Raises CorruptFile, naming tensors, unless both are the same."""
-    if shapes == expected:
-        return
-    names = sorted(shapes.keys() | expected.keys())
-    odd = [tensor for tensor in names if shapes.get(tensor) != expected.get(tensor)]
-    raise CorruptFile(
-        f"{name}: tensors do not match the manifest: {', '.join(t[:80] for t in odd[:4])}"
-    )
 
 
 def streams_of(geometry: KVGeometry, layer: int) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvbridge import codec
 from kvbridge.asset.maps.base import Block, Maps, Rows, Target, check_block, streams_of
-from kvbridge.errors import CorruptFile, UsageError
+from kvbridge.codec import Index
+from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry
 
 if TYPE_CHECKING:
@@ -21,6 +23,34 @@ class Group:
 
     heads: tuple[int, ...]
     blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """A group as manifests hold it: each block is a sender layer, a stream, and its heads or None."""
+
+    heads: tuple[Index, ...]
+    blocks: tuple[tuple[Index, str, tuple[Index, ...] | None], ...]
+    features: bool
+
+    @classmethod
+    def of(cls, group: Group, features: bool) -> GroupEntry:
+        """The entry of a group."""
+        blocks = tuple((block.layer, block.stream, block.heads) for block in group.blocks)
+        return cls(group.heads, blocks, features)
+
+    def typed(self) -> Group:
+        """The group of an entry."""
+        return Group(self.heads, tuple(Block(*block) for block in self.blocks))
+
+
+@dataclass(frozen=True)
+class MapEntry:
+    """The groups of one receiver layer and stream, as manifests hold them."""
+
+    layer: Index
+    stream: str
+    groups: tuple[GroupEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -52,34 +82,24 @@ class DenseMaps(Maps):
     @classmethod
     def read(cls, body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> DenseMaps:
         """Of the manifest's list of maps; raises CorruptFile or UsageError."""
+        entries = codec.convert(body, tuple[MapEntry, ...], name)
         groups: dict[Target, tuple[Group, ...]] = {}
-        flags: set[bool] = set()
-        try:
-            for entry in body:
-                target = (_index(entry["layer"]), _text(entry["stream"]))
-                if target in groups:
-                    raise ValueError("a layer's map stands twice")
-                flags |= {_flag(group["features"]) for group in entry["groups"]}
-                groups[target] = tuple(_group(group) for group in entry["groups"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CorruptFile(f"{name}: malformed maps: {str(error)[:200]}") from error
+        for entry in entries:
+            if (entry.layer, entry.stream) in groups:
+                raise UsageError(f"layer {entry.layer} {entry.stream}: its maps stand twice")
+            groups[entry.layer, entry.stream] = tuple(group.typed() for group in entry.groups)
+        flags = {group.features for entry in entries for group in entry.groups}
         if len(flags) > 1:
-            raise CorruptFile(f"{name}: some maps read receiver features and some do not")
+            raise UsageError("some maps read receiver features and some do not")
         return cls(sender, receiver, flags == {True}, groups)
 
     def to_json(self) -> list[dict[str, Any]]:
         """A list of maps, sorted."""
-        return [
-            {"layer": layer, "stream": stream, "groups": [self._group_json(g) for g in groups]}
-            for (layer, stream), groups in sorted(self.groups.items())
-        ]
-
-    def _group_json(self, group: Group) -> dict[str, Any]:
-        blocks = [
-            [block.layer, block.stream, None if block.heads is None else list(block.heads)]
-            for block in group.blocks
-        ]
-        return {"heads": list(group.heads), "blocks": blocks, "features": self.features}
+        entries = []
+        for (layer, stream), groups in sorted(self.groups.items()):
+            written = tuple(GroupEntry.of(group, self.features) for group in groups)
+            entries.append(MapEntry(layer, stream, written))
+        return codec.to_json(entries)
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -168,30 +188,3 @@ def _side_by_side(parts: list[Tensor], groups: Iterable[Group]) -> Tensor:
         else:
             whole[:, list(group.heads)] = part
     return whole
-
-
-def _group(body: Any) -> Group:
-    """One group out of JSON; raises KeyError, TypeError or ValueError."""
-    blocks = []
-    for layer, stream, heads in body["blocks"]:
-        some = None if heads is None else tuple(_index(head) for head in heads)
-        blocks.append(Block(_index(layer), _text(stream), some))
-    return Group(tuple(_index(head) for head in body["heads"]), tuple(blocks))
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"expected an index, found {value!r:.40}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"expected a string, found {value!r:.40}")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"expected true or false, found {value!r:.40}")
-    return value
