@@ -130,7 +130,7 @@ def _check_weights(
         Controls.from_json(body, digest, asset, name).admit(header, name)
     elif kind == "calibration":
         _check_calibration(header, body, bound_to, name)
-        expect_binding(header, digest_json(body), "this calibration", name)
+        expect_binding(header, digest_json(body), "this manifest", name)
 
 
 def _check_calibration(
