@@ -82,7 +82,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported on first use, so that `kvbridge.asset.manifest` and the store never load torch."""
+    """Public names are imported on first use.
+
+    So that `kvbridge.asset.manifest` and the store never load torch.
+    """
     if name not in _WHERE:
         raise AttributeError(f"module 'kvbridge' has no attribute {name!r}")
     value = getattr(import_module(f"kvbridge.{_WHERE[name]}"), name)

@@ -221,7 +221,10 @@ def _trained(kind: str) -> Tokenizer:
 
 
 TOKENIZERS = ("bytes", "bytes_other", "bos", "wordpiece", "metaspace")
-CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
 
 
 @cache

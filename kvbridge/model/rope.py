@@ -128,8 +128,8 @@ def measure_rotation(
     for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
         if kind in LENGTH_DEPENDENT:
             raise UnsupportedModel(
-                f"RoPE of type {kind!r} changes its frequencies with the prompt's length, so cached "
-                "keys cannot be moved between prompts; load the model with another rope_type"
+                f"RoPE of type {kind!r} changes its frequencies with the prompt's length, so "
+                "cached keys cannot be moved between prompts; load the model with another rope_type"
             )
     names: list[str] = getattr(config, "layer_types", None) or []
     per_type = isinstance(kinds, dict)

@@ -66,7 +66,7 @@ def verify_statement(
     with tempfile.TemporaryDirectory() as work:
         folder, signature = Path(work) / "signed", Path(work) / SIGNATURE_FILE
         folder.mkdir()
-        # What is verified is this copy, and the statement is read from it: nobody changes it between.
+        # This copy is verified, and the statement read from it: nobody changes it in between.
         (folder / STATEMENT).write_bytes(files[STATEMENT].read_bytes())
         signature.write_bytes(files[SIGNATURE_FILE].read_bytes())
         problems = []

@@ -31,7 +31,7 @@ def segmented(draw, *, holes: bool = False) -> Tensor:
 
 def naive(sender: Tensor, receiver: Tensor) -> list[tuple[int, bool, bool]]:
     """For each receiver token, reading every sender token: row found, covered, ends meet."""
-    found = []
+    rows = []
     for _, end in receiver.tolist():
         row, covered, exact = 0, False, False
         for i, (start, stop) in enumerate(sender.tolist()):
@@ -39,20 +39,20 @@ def naive(sender: Tensor, receiver: Tensor) -> list[tuple[int, bool, bool]]:
                 row, exact = i, stop == end
                 covered = exact or start < end
                 break
-        found.append((row, covered, exact))
-    return found
+        rows.append((row, covered, exact))
+    return rows
 
 
 @given(segmented(), segmented())
 @MANY
 def test_equals_the_naive_loop(sender, receiver):
     kept = sender.clone(), receiver.clone()
-    found, expected = align_spans(sender, receiver), naive(sender, receiver)
-    assert found.covered.tolist() == [covered for _, covered, _ in expected]
-    for index, (row, covered, _) in zip(found.index.tolist(), expected, strict=True):
+    alignment, expected = align_spans(sender, receiver), naive(sender, receiver)
+    assert alignment.covered.tolist() == [covered for _, covered, _ in expected]
+    for index, (row, covered, _) in zip(alignment.index.tolist(), expected, strict=True):
         assert not covered or index == row
     hits = [exact for _, covered, exact in expected if covered]
-    assert found.exact_share == pytest.approx(sum(hits) / len(hits) if hits else 0.0)
+    assert alignment.exact_share == pytest.approx(sum(hits) / len(hits) if hits else 0.0)
     assert torch.equal(sender, kept[0])
     assert torch.equal(receiver, kept[1])
 
@@ -60,17 +60,17 @@ def test_equals_the_naive_loop(sender, receiver):
 @given(segmented(holes=True), segmented())
 @MANY
 def test_with_holes_equals_the_naive_loop(sender, receiver):
-    found, expected = align_spans(sender, receiver), naive(sender, receiver)
-    assert found.covered.tolist() == [covered for _, covered, _ in expected]
+    alignment, expected = align_spans(sender, receiver), naive(sender, receiver)
+    assert alignment.covered.tolist() == [covered for _, covered, _ in expected]
 
 
 @given(segmented(), segmented())
 @MANY
 def test_the_end_found_is_the_smallest_not_before_its_own(sender, receiver):
-    found = align_spans(sender, receiver)
+    alignment = align_spans(sender, receiver)
     ends = sender[:, 1]
-    for token in found.covered.nonzero()[:, 0].tolist():
-        own, row = int(receiver[token, 1]), int(found.index[token])
+    for token in alignment.covered.nonzero()[:, 0].tolist():
+        own, row = int(receiver[token, 1]), int(alignment.index[token])
         assert int(ends[row]) >= own
         assert row == 0 or int(ends[row - 1]) < own
         assert int(ends[row]) == int(ends[ends >= own].min())
@@ -79,40 +79,40 @@ def test_the_end_found_is_the_smallest_not_before_its_own(sender, receiver):
 @given(segmented(), segmented())
 @MANY
 def test_the_index_never_goes_back(sender, receiver):
-    found = align_spans(sender, receiver)
-    rows = found.index[found.covered]
+    alignment = align_spans(sender, receiver)
+    rows = alignment.index[alignment.covered]
     assert bool((rows[1:] >= rows[:-1]).all())
-    assert len(found.index) == len(found.covered) == len(receiver)
+    assert len(alignment.index) == len(alignment.covered) == len(receiver)
 
 
 @given(segmented())
 @MANY
 def test_equal_spans_are_the_identity(spans):
-    found = align_spans(spans, spans)
-    assert bool(found.covered.all())
-    assert found.exact_share == (1.0 if len(spans) else 0.0)
-    assert torch.equal(spans[found.index, 1], spans[:, 1])
+    alignment = align_spans(spans, spans)
+    assert bool(alignment.covered.all())
+    assert alignment.exact_share == (1.0 if len(spans) else 0.0)
+    assert torch.equal(spans[alignment.index, 1], spans[:, 1])
     distinct = [i for i in range(len(spans)) if i == 0 or spans[i, 1] != spans[i - 1, 1]]
-    assert [int(found.index[i]) for i in distinct] == distinct
+    assert [int(alignment.index[i]) for i in distinct] == distinct
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
 @MANY
 def test_positions(held, count):
     sender, receiver = torch.tensor(sorted(held), dtype=torch.int64), torch.arange(count)
-    found = align_positions(sender, receiver)
-    assert found.covered.tolist() == [p in held for p in range(count)]
-    for position in found.covered.nonzero()[:, 0].tolist():
-        assert int(sender[found.index[position]]) == position
+    alignment = align_positions(sender, receiver)
+    assert alignment.covered.tolist() == [p in held for p in range(count)]
+    for position in alignment.covered.nonzero()[:, 0].tolist():
+        assert int(sender[alignment.index[position]]) == position
 
 
 def test_a_hole_is_not_covered_by_the_token_after_it():
     sender = torch.tensor([[0, 3], [7, 9], [9, 12]])
     receiver = torch.tensor([[0, 3], [3, 5], [5, 7], [7, 8], [8, 10], [10, 12], [12, 14]])
-    found = align_spans(sender, receiver)
-    assert found.covered.tolist() == [True, False, False, True, True, True, False]
-    assert found.index[found.covered].tolist() == [0, 1, 2, 2]
-    assert found.exact_share == 0.5
+    alignment = align_spans(sender, receiver)
+    assert alignment.covered.tolist() == [True, False, False, True, True, True, False]
+    assert alignment.index[alignment.covered].tolist() == [0, 1, 2, 2]
+    assert alignment.exact_share == 0.5
 
 
 def test_nothing_to_align():
@@ -126,22 +126,27 @@ def test_nothing_to_align():
 PAIRS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize(("sender_kind", "receiver_kind"), PAIRS)
 @pytest.mark.parametrize("text", [UNICODE_TEXT, TEXT], ids=["unicode", "plain"])
-def test_real_tokenizers(ours, theirs, text):
-    sender, receiver = (tiny("llama", tokenizer=kind).encode(text) for kind in (ours, theirs))
-    found, expected = align_spans(sender.spans, receiver.spans), naive(sender.spans, receiver.spans)
-    assert found.covered.tolist() == [covered for _, covered, _ in expected]
-    assert float(found.covered.float().mean()) > 0.8
-    for token in found.covered.nonzero()[:, 0].tolist():
-        row = int(found.index[token])
+def test_real_tokenizers(sender_kind, receiver_kind, text):
+    sender, receiver = (
+        tiny("llama", tokenizer=kind).encode(text) for kind in (sender_kind, receiver_kind)
+    )
+    alignment, expected = (
+        align_spans(sender.spans, receiver.spans),
+        naive(sender.spans, receiver.spans),
+    )
+    assert alignment.covered.tolist() == [covered for _, covered, _ in expected]
+    assert float(alignment.covered.float().mean()) > 0.8
+    for token in alignment.covered.nonzero()[:, 0].tolist():
+        row = int(alignment.index[token])
         assert row == expected[token][0]
         read = text[: int(sender.spans[row, 1])]
         assert read.startswith(text[: int(receiver.spans[token, 1])]), (
             "the sender has read all of the receiver's token"
         )
     if text == TEXT:
-        assert found.exact_share > 0.2
+        assert alignment.exact_share > 0.2
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -62,10 +62,10 @@ def test_a_text_that_stops_within_a_character_is_a_prefix_of_the_whole():
 def test_canonical_ids_have_the_tokenizers_own_spans(kind):
     model = tiny("llama", tokenizer=kind)
     encoding = model.encode(PROMPT)
-    text, found = model.encode_ids(encoding.ids)
+    text, decoded = model.encode_ids(encoding.ids)
     if kind != "wordpiece":
         assert text == PROMPT
-        assert torch.equal(found.spans, encoding.spans)
+        assert torch.equal(decoded.spans, encoding.spans)
 
 
 @given(st.text(max_size=40))
@@ -85,8 +85,8 @@ def test_a_bos_that_the_tokenizer_does_not_add_is_text():
         model = tiny("llama", tokenizer=kind)
         ids = model.encode(text).ids
         assert int(ids[0]) == 1
-        found, encoding = model.encode_ids(ids)
-        assert found == text
+        spelled_text, encoding = model.encode_ids(ids)
+        assert spelled_text == text
         assert torch.equal(encoding.ids, ids)
         assert torch.equal(encoding.spans, model.encode(text).spans)
 

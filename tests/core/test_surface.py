@@ -44,9 +44,9 @@ def test_all_is_pinned():
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_name_is_there(name):
-    found = getattr(kvbridge, name)
-    assert found.__module__.startswith("kvbridge.")
-    assert found.__doc__
+    public = getattr(kvbridge, name)
+    assert public.__module__.startswith("kvbridge.")
+    assert public.__doc__
 
 
 def test_unknown_names():
@@ -62,7 +62,8 @@ HEAVY = ("torch", "transformers", "numpy", "datasets", "safetensors")
     "modules",
     [
         "kvbridge, kvbridge.errors",
-        "kvbridge.codec, kvbridge.geometry, kvbridge.files, kvbridge.asset.manifest, kvbridge.cache.provenance",
+        "kvbridge.codec, kvbridge.geometry, kvbridge.files, kvbridge.asset.manifest, "
+        "kvbridge.cache.provenance",
     ],
 )
 def test_light_modules_load_nothing_heavy(modules):

@@ -43,9 +43,9 @@ def gathered() -> Callable[..., Moments]:
     """Makes moments of rows: `gathered(layout, x, y, precision=)`."""
 
     def make(layout: Layout, x: Tensor, y: Tensor, precision: str = "float64") -> Moments:
-        found = Moments(layout, precision=precision)
-        found.update(x, y)
-        return found
+        moments = Moments(layout, precision=precision)
+        moments.update(x, y)
+        return moments
 
     return make
 

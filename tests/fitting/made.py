@@ -78,7 +78,7 @@ def make_planted(
         for j in sources
         for name in ("k", "v")
     }
-    found = {}
+    gathered = {}
     for split, count in (("train", rows), ("validation", rows // 2)):
         x = draw(count, p)
         if common:
@@ -95,5 +95,5 @@ def make_planted(
             )
         moments = Moments(layout)
         moments.update(x, y)
-        found[split] = moments
-    return SimpleNamespace(layout=layout, **found)
+        gathered[split] = moments
+    return SimpleNamespace(layout=layout, **gathered)

@@ -50,10 +50,14 @@ def documents(train: int = 24, held: int = 4, characters: int = 160) -> tuple[Do
 
 def fitted(texts: Any = None, *, pair: Any = None, progress: Any = None, **changes: Any) -> Fit:
     """A fit of the tiny pair; `changes` are of the configuration."""
-    ours, theirs = pair or (sender(), receiver())
+    sending, receiving = pair or (sender(), receiver())
     config = kvbridge.FitConfig(**{**CONFIG, **changes})
     return kvbridge.fit(
-        ours, theirs, documents() if texts is None else texts, config=config, progress=progress
+        sending,
+        receiving,
+        documents() if texts is None else texts,
+        config=config,
+        progress=progress,
     )
 
 
@@ -68,23 +72,23 @@ def content_rows(
 
 
 def plain_r2(
-    fit: Fit, texts: list[str], ours: kvbridge.Model, theirs: kvbridge.Model
+    fit: Fit, texts: list[str], sender: kvbridge.Model, receiver: kvbridge.Model
 ) -> dict[tuple[int, str], Tensor]:
     """R² `[heads, width]` of a fit's translator over `texts`, for one tokenizer and no receiver
     features: a plain loop."""
-    found: dict[tuple[int, str], list[Tensor]] = {}
+    mapped: dict[tuple[int, str], list[Tensor]] = {}
     target: dict[tuple[int, str], list[Tensor]] = {}
     for text in texts:
-        _, x = content_rows(ours, text)
-        _, y = content_rows(theirs, text)
+        _, x = content_rows(sender, text)
+        _, y = content_rows(receiver, text)
         out = fit.translator(x, None)
         for layer, name in ((i, stream) for i in y for stream in y[i]):
-            found.setdefault((layer, name), []).append(
+            mapped.setdefault((layer, name), []).append(
                 out[layer][name][fit.config.sinks :].double()
             )
             target.setdefault((layer, name), []).append(y[layer][name][fit.config.sinks :].double())
     scores = {}
-    for key in found:
-        y_hat, y_all = torch.cat(found[key]), torch.cat(target[key])
+    for key in mapped:
+        y_hat, y_all = torch.cat(mapped[key]), torch.cat(target[key])
         scores[key] = 1 - (y_all - y_hat).square().sum(0) / (y_all - y_all.mean(0)).square().sum(0)
     return scores

@@ -42,10 +42,10 @@ def test_jsonl_keeps_ids_groups_and_splits(tmp_path):
             {"text": "three", "document": "d", "split": None},
         ],
     )
-    found = list(read_documents(path))
-    assert found[0] == Document("x", "one", "d", "test")
-    assert (found[1].id, found[1].group, found[1].split) == ("7", "7", None)
-    assert (found[2].id, found[2].group, found[2].split) == ("a.jsonl#2", "d", None)
+    documents = list(read_documents(path))
+    assert documents[0] == Document("x", "one", "d", "test")
+    assert (documents[1].id, documents[1].group, documents[1].split) == ("7", "7", None)
+    assert (documents[2].id, documents[2].group, documents[2].split) == ("a.jsonl#2", "d", None)
 
 
 def test_parquet(tmp_path):
@@ -73,8 +73,8 @@ def test_a_folder_whose_file_names_are_splits(tmp_path):
         jsonl(tmp_path / f"{split}.jsonl", [{"text": f"{split} {i}"} for i in range(2)])
     jsonl(tmp_path / "recall.jsonl", [{"question": "not a text"}])
     (tmp_path / "notes.md").write_text("not data")
-    found = list(read_documents(tmp_path))
-    assert [(d.split, d.text) for d in found] == [
+    documents = list(read_documents(tmp_path))
+    assert [(d.split, d.text) for d in documents] == [
         (s, f"{s} {i}") for s in sorted(SPLITS) for i in range(2)
     ]
 
@@ -90,10 +90,10 @@ def test_a_folder_of_other_files_is_read_whole(tmp_path):
 
 def test_python_strings_mappings_and_documents():
     own = Document("z", "three", "g", "train")
-    found = list(read_documents(["one", {"text": "two", "id": "b"}, own, "  \n"]))
-    assert [d.text for d in found] == ["one", "two", "three"]
-    assert found[2] is own
-    assert len({d.id for d in found}) == 3
+    documents = list(read_documents(["one", {"text": "two", "id": "b"}, own, "  \n"]))
+    assert [d.text for d in documents] == ["one", "two", "three"]
+    assert documents[2] is own
+    assert len({d.id for d in documents}) == 3
     assert texts(iter(["lazy"])) == ["lazy"]
 
 

@@ -74,7 +74,7 @@ def test_a_new_family_is_one_function_and_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
+    ("sender_heads", "receiver_heads", "expected"),
     [
         (2, 2, [0, 1]),
         (2, 4, [0, 0, 1, 1]),
@@ -84,19 +84,21 @@ def test_a_new_family_is_one_function_and_one_line(monkeypatch):
         (1, 3, [0, 0, 0]),
     ],
 )
-def test_head_local_reads_the_matching_head(geometry, ours, theirs, expected):
-    groups = head_local(geometry("s", 4, ours), geometry("r", 2, theirs), 1, "k", (1, 3))
-    assert [g.heads for g in groups] == [(h,) for h in range(theirs)]
+def test_head_local_reads_the_matching_head(geometry, sender_heads, receiver_heads, expected):
+    groups = head_local(
+        geometry("s", 4, sender_heads), geometry("r", 2, receiver_heads), 1, "k", (1, 3)
+    )
+    assert [g.heads for g in groups] == [(h,) for h in range(receiver_heads)]
     assert [[b.heads for b in g.blocks] for g in groups] == [[(h,)] * 2 for h in expected]
     assert all([b.layer for b in g.blocks] == [1, 3] for g in groups)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_solvers_give_the_same_translator(solver):
-    found, base = fitted(solver=solver, precision="float64"), fitted(precision="float64")
+    other, base = fitted(solver=solver, precision="float64"), fitted(precision="float64")
     for name, tensor in base.translator.tensors.items():
         if name.endswith(".W"):
-            torch.testing.assert_close(found.translator.tensors[name], tensor, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(other.translator.tensors[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_scores_are_of_the_test_split_alone():
@@ -108,9 +110,9 @@ def test_scores_are_of_the_test_split_alone():
         split: plain_r2(fit, [d.text for d in texts if d.split == split], sender(), receiver())
         for split in ("train", "test")
     }
-    for key, found in fit.scores.r2.items():
-        torch.testing.assert_close(found.double(), by_split["test"][key], rtol=1e-3, atol=1e-3)
-        assert float(by_split["train"][key].mean()) > float(found.mean()) + 0.5
+    for key, r2 in fit.scores.r2.items():
+        torch.testing.assert_close(r2.double(), by_split["test"][key], rtol=1e-3, atol=1e-3)
+        assert float(by_split["train"][key].mean()) > float(r2.mean()) + 0.5
     assert fit.scores.documents == 3
     assert fit.scores.rows == fit.splits["test"]["rows"] > 0
     assert float(min(v.min() for v in fit.scores.r2.values())) < 0, (
@@ -122,21 +124,21 @@ def test_scores_are_of_the_test_split_alone():
 def test_the_control_is_scored_on_the_same_rows(features):
     """Against a plain loop over the test texts: the control's maps on the receiver's own
     embeddings, no sender."""
-    fit, theirs = fitted(receiver_features=features, precision="float64"), receiver()
-    wanted, found = {}, {}
+    fit, model = fitted(receiver_features=features, precision="float64"), receiver()
+    wanted, mapped = {}, {}
     for text in (d.text for d in documents() if d.split == "test"):
-        snapshot, y = content_rows(theirs, text)
+        snapshot, y = content_rows(model, text)
         with torch.no_grad():
-            embedded = theirs.model.get_input_embeddings()(snapshot.token_ids)
+            embedded = model.model.get_input_embeddings()(snapshot.token_ids)
         out = fit.controls({}, embedded)
         for layer, name in fit.controls.maps.groups:
-            found.setdefault((layer, name), []).append(
+            mapped.setdefault((layer, name), []).append(
                 out[layer][name][fit.config.sinks :].double()
             )
             wanted.setdefault((layer, name), []).append(y[layer][name][fit.config.sinks :].double())
     for key, rows in wanted.items():
         true = torch.cat(rows)
-        r2 = 1 - (true - torch.cat(found[key])).square().sum(0) / (
+        r2 = 1 - (true - torch.cat(mapped[key])).square().sum(0) / (
             true - true.mean(0)
         ).square().sum(0)
         torch.testing.assert_close(fit.scores.token_only_r2[key].double(), r2, rtol=1e-3, atol=1e-3)

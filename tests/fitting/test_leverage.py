@@ -45,11 +45,13 @@ def content_of(rows: torch.Tensor, heads: int = 2):
 def test_directions_are_those_of_a_whitening_pca():
     moments, rows = gathered()
     factor = factor_of(moments, "v", LAYERS, (2, "v"))
-    ours = factor.whitened(factor.standardised(content_of(rows))).numpy()
+    whitened = factor.whitened(factor.standardised(content_of(rows))).numpy()
     standard = StandardScaler().fit_transform(rows.numpy())
-    theirs = PCA(whiten=True).fit_transform(standard) * np.sqrt(len(rows) / (len(rows) - 1))
-    assert np.abs(ours[:, ::-1]) == pytest.approx(np.abs(theirs), abs=2e-3)
-    assert ours.T @ ours / len(ours) == pytest.approx(np.eye(ours.shape[1]), abs=1e-3)
+    oracle = PCA(whiten=True).fit_transform(standard) * np.sqrt(len(rows) / (len(rows) - 1))
+    assert np.abs(whitened[:, ::-1]) == pytest.approx(np.abs(oracle), abs=2e-3)
+    assert whitened.T @ whitened / len(whitened) == pytest.approx(
+        np.eye(whitened.shape[1]), abs=1e-3
+    )
 
 
 def test_squares_sum_to_the_leverage_of_a_regression():
@@ -107,10 +109,10 @@ def test_it_comes_back_from_disk_and_the_same_moments_give_the_same_bytes(tmp_pa
     assert loaded.digest == again.digest
     assert loaded.manifest.factors["k"].rank == fit.factors["k"].directions.shape[1]
     for stream, factor in fit.factors.items():
-        found = loaded.factors[stream]
-        assert (found.stream, found.layers) == (stream, factor.layers)
+        kept = loaded.factors[stream]
+        assert (kept.stream, kept.layers) == (stream, factor.layers)
         for name in ("mean", "scale", "directions"):
-            assert torch.equal(getattr(found, name), getattr(factor, name))
+            assert torch.equal(getattr(kept, name), getattr(factor, name))
 
 
 def test_parameters_are_those_of_the_maps_alone(tmp_path):

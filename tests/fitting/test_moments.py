@@ -128,8 +128,8 @@ def test_equals_ridge_in_float32_with_a_mean_of_a_thousand_deviations(layout, ro
         )
         assert float(((own.x_mean - columns.mean(0)).abs() / columns.std(0)).max()) < 1e-6
         assert float(((own.y_mean - target.mean(0)).abs() / target.std(0)).max()) < 1e-6
-        found = columns @ weights + own.bias(weights)
-        assert float((found - expected).abs().max()) < 1e-4 * float(target.std(0).max())
+        predicted = columns @ weights + own.bias(weights)
+        assert float((predicted - expected).abs().max()) < 1e-4 * float(target.std(0).max())
 
 
 def test_single_rows_and_empty_updates(layout, rows, gathered):

@@ -37,7 +37,7 @@ def test_residuals_equal_a_plain_calculation_in_any_pieces(geometry):
     residuals = Residuals(geometry("r"))
     for at in (slice(0, 1), slice(1, 17), slice(17, 40)):
         residuals.update({(0, "k"): y[at]}, {0: {"k": y_hat[at]}})
-    (found,) = residuals.r2().values()
+    (r2,) = residuals.r2().values()
     assert residuals.rows == 40
     for head in range(2):
         for column in range(4):
@@ -45,11 +45,11 @@ def test_residuals_equal_a_plain_calculation_in_any_pieces(geometry):
             mean = sum(a) / 40
             total = sum((v - mean) ** 2 for v in a)
             if (head, column) == (1, 2):
-                assert math.isnan(found[head, column])
+                assert math.isnan(r2[head, column])
             else:
                 expected = 1 - sum((v - w) ** 2 for v, w in zip(a, b, strict=True)) / total
-                assert float(found[head, column]) == pytest.approx(expected, rel=1e-5)
-    assert float(found[0, 1]) < -1000, "never clipped"
+                assert float(r2[head, column]) == pytest.approx(expected, rel=1e-5)
+    assert float(r2[0, 1]) < -1000, "never clipped"
 
 
 def test_means_leave_dead_dimensions_out_and_json_says_null():
@@ -73,9 +73,9 @@ def test_means_leave_dead_dimensions_out_and_json_says_null():
 def test_the_models_own_cache_has_cosine_one(kind):
     model = tiny(kind)
     ids = model.encode(TEXT).ids
-    found = attention_cosine(model, ids, perturbed(model, ids, 0.0), sinks=4)
-    assert set(found) == set(range(4))
-    assert all(value == pytest.approx(1.0, abs=1e-5) for value in found.values())
+    cosine_by_layer = attention_cosine(model, ids, perturbed(model, ids, 0.0), sinks=4)
+    assert set(cosine_by_layer) == set(range(4))
+    assert all(value == pytest.approx(1.0, abs=1e-5) for value in cosine_by_layer.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ def test_attention_cosine_equals_a_plain_loop(kind, sinks):
     model = tiny(kind)
     ids = model.encode(TEXT).ids[:24]
     other = perturbed(model, ids, 0.7)
-    found = attention_cosine(model, ids, other, sinks)
+    by_layer = attention_cosine(model, ids, other, sinks)
     seen: dict[int, tuple[Tensor, Tensor, Tensor, float]] = {}
 
     def keep(layer, query, key, value, mask, scaling):
@@ -112,8 +112,8 @@ def test_attention_cosine_equals_a_plain_loop(kind, sinks):
                     weights = torch.softmax(scaling * k[start : t + 1] @ query[head, t], dim=0)
                     outputs.append(weights @ v[start : t + 1])
                 cosines.append(float(torch.cosine_similarity(outputs[0], outputs[1], dim=0)))
-        assert found[layer] == pytest.approx(sum(cosines) / len(cosines), abs=1e-4)
-    assert min(found.values()) < 0.99, "the noise must show"
+        assert by_layer[layer] == pytest.approx(sum(cosines) / len(cosines), abs=1e-4)
+    assert min(by_layer.values()) < 0.99, "the noise must show"
 
 
 @pytest.mark.parametrize("kind", KINDS)

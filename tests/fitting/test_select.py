@@ -29,11 +29,11 @@ def weights(translator, layer: int, stream: str) -> tuple[torch.Tensor, torch.Te
 def planted_reads(sender_layers: int, receiver_layers: int) -> dict[int, dict[int, float]]:
     """The two sender layers nearest in relative depth, in equal parts: a setting that is fair to
     every selector."""
-    found = {}
+    reads = {}
     for layer in range(receiver_layers):
         order = relative_order(sender_layers, layer / max(1, receiver_layers - 1))
-        found[layer] = {order[0]: 1.0, order[1]: 1.0}
-    return found
+        reads[layer] = {order[0]: 1.0, order[1]: 1.0}
+    return reads
 
 
 @pytest.mark.parametrize("selection", SELECTORS)
@@ -87,7 +87,10 @@ def test_greedy_prefers_a_complement_over_a_copy_and_stops_when_nothing_helps():
     selection does not."""
     parts = {0: {"a"}, 1: {"a"}, 2: {"b"}}
     worth = {"a": 0.6, "b": 0.3}
-    joint = lambda layers: sum(worth[p] for p in set().union(*(parts[i] for i in layers)))  # noqa: E731
+
+    def joint(layers: tuple[int, ...]) -> float:
+        return sum(worth[part] for part in set().union(*(parts[i] for i in layers)))
+
     assert top_k(joint, [0, 1, 2], 2) == (0, 1)
     assert greedy(joint, [0, 1, 2], 2) == (0, 2)
     assert greedy(joint, [0, 1, 2], 3) == (0, 2)
@@ -97,10 +100,10 @@ def test_greedy_prefers_a_complement_over_a_copy_and_stops_when_nothing_helps():
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_selectors_return_sorted_layers_of_the_candidates(selection, k):
     candidates = [4, 3, 5, 2]
-    found = SELECTORS[selection](lambda layers: -float(sum(layers)), candidates, k)
-    assert found == tuple(sorted(set(found)))
-    assert set(found) <= set(candidates)
-    assert 1 <= len(found) <= min(k, 4)
+    chosen = SELECTORS[selection](lambda layers: -float(sum(layers)), candidates, k)
+    assert chosen == tuple(sorted(set(chosen)))
+    assert set(chosen) <= set(candidates)
+    assert 1 <= len(chosen) <= min(k, 4)
 
 
 def test_relative_order_starts_at_the_matching_depth():
@@ -130,15 +133,15 @@ def test_penalty_is_relative_to_the_scale_of_the_inputs(geometry, planted):
     generator = torch.Generator().manual_seed(0)
     p, q = sum(w for _, w in layout.inputs), sum(w for _, w in layout.targets)
     x, y = (torch.randn(80, n, generator=generator, dtype=torch.float64) for n in (p, q))
-    found = []
+    rescaled = []
     for scale, copies in ((1.0, 1), (1000.0, 1), (1.0, 10)):
         moments = Moments(layout)
         for _ in range(copies):
             moments.update(scale * x, y)
         maps = solve_maps(sender, receiver, moments, moments, config)
-        found.append(scale * weights(maps.translator, 0, "k")[0])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
+        rescaled.append(scale * weights(maps.translator, 0, "k")[0])
+    torch.testing.assert_close(rescaled[1], rescaled[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rescaled[2], rescaled[0], rtol=1e-4, atol=1e-5)
 
 
 def test_validation_rows_do_not_enter_the_maps(geometry, planted):

@@ -67,8 +67,8 @@ def test_a_branch_is_resolved_and_the_licence_is_that_of_the_commit(tmp_path):
         command = [sys.executable, "-c", LOAD, "org/small", f"org/small@{first}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found == [
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert answers == [
         ["org/small", second, "bsd", "org/small"],
         ["org/small", first, "mit", "org/small"],
     ]

@@ -40,10 +40,10 @@ def test_queries_are_what_attention_sees(kind):
     rows = torch.arange(ids.shape[1])
     assert sorted(seen) == list(range(len(model.layers)))
     for layer, expected in seen.items():
-        found = queries.at(layer, rows, rows)
-        assert found is not None
-        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4), f"layer {layer}"
-        assert torch.equal(queries.at(layer, rows[-1:], rows[-1:])[0], found[-1])
+        recorded = queries.at(layer, rows, rows)
+        assert recorded is not None
+        assert torch.allclose(recorded, expected, atol=1e-4, rtol=1e-4), f"layer {layer}"
+        assert torch.equal(queries.at(layer, rows[-1:], rows[-1:])[0], recorded[-1])
 
 
 @torch.no_grad()

@@ -34,8 +34,8 @@ STYLES = {
 PARTIAL = {"glm": 8, "neox": 6}
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def relative(measured: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((measured - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("kind", STYLES)
@@ -164,7 +164,10 @@ def test_digest_tells_ropes_apart():
 
 def shifted_apply(q, k, cos, sin, *args, **kwargs):
     """Pairs neighbours by halves of a half: no style that exists."""
-    turn = lambda x: torch.cat((-x[..., 4:8], x[..., :4], -x[..., 12:], x[..., 8:12]), dim=-1)  # noqa: E731
+
+    def turn(x):
+        return torch.cat((-x[..., 4:8], x[..., :4], -x[..., 12:], x[..., 8:12]), dim=-1)
+
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return q * cos + turn(q) * sin, k * cos + turn(k) * sin
 

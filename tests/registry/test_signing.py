@@ -24,7 +24,7 @@ def keys(tmp_path):
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    found = []
+    pairs = []
     for name in ("ours", "theirs"):
         key = ec.generate_private_key(ec.SECP256R1())
         private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
@@ -34,8 +34,8 @@ def keys(tmp_path):
         )
         spki = serialization.PublicFormat.SubjectPublicKeyInfo
         public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, spki))
-        found.append((private, public))
-    return found
+        pairs.append((private, public))
+    return pairs
 
 
 @pytest.fixture
