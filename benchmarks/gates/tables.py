@@ -20,6 +20,16 @@ from kvbridge.errors import KVBridgeError, UsageError
 from kvbridge.files import write_file
 
 USEFUL = 0.2
+QUESTIONS = {
+    "The guarantee, realised": "Does a calibration keep its promise, how much does it accept, and what does it save?",
+    "What predicts damage": "How well does the score tell damaged requests from others, beside simpler orders?",
+    "Risk at coverage (95 %)": "How many of the accepted are damaged when the best 10 %, 20 %, … are accepted?",
+    "AUROC by column; below 0.5: high values mean less damage": "Which single number tells the cache of another document, and which tells damage?",
+    "Wrong caches": "How many wrong caches of each kind get past the limits that each set of signals gives?",
+    "Carried to another domain, calibrated at α = 10 %, δ = 5 %": "Does a calibration keep its promise on requests unlike those it was made of?",
+    "The ladder: share accepted at a risk, without a guarantee": "Does trying a second, longer repair let more requests through at the same risk?",
+}
+"""Title of a table → the question it answers."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -266,9 +276,11 @@ def tables(body: dict[str, Any]) -> str:
     home = [x for x in wanted if "," in x] or wanted
     shown = [x for x in home if x.startswith(("next_token", "kl > 0.1", "loss_gap"))][:3]
     low, tenth, middle, ninth, high = body["tokens"]
-    parts = {
-        "": f"{body['requests']} requests from {body['documents']} documents, {low} to {high} tokens (median {middle}, 80 % "
-        f"within {tenth} to {ninth}); the contract refused {body['contract_refused']}.\n",
+    lines = [
+        f"{body['requests']} requests from {body['documents']} documents, {low} to {high} tokens (median {middle}, 80 % "
+        f"within {tenth} to {ninth}); the contract refused {body['contract_refused']}.\n"
+    ]
+    made = {
         "The guarantee, realised": guarantees(body),
         "What predicts damage": separations(body),
         "Risk at coverage (95 %)": risks(body),
@@ -277,7 +289,9 @@ def tables(body: dict[str, Any]) -> str:
         "Carried to another domain, calibrated at α = 10 %, δ = 5 %": carried(body),
         "The ladder: share accepted at a risk, without a guarantee": ladders(body),
     }
-    return "\n".join((f"#### {title}\n\n" if title else "") + text for title, text in parts.items())
+    for title, text in made.items():
+        lines.append(f"#### {title}\n\n{QUESTIONS[title]}\n\n{text}")
+    return "\n".join(lines)
 
 
 def into(page: str, section: str, parts: dict[str, str]) -> str:

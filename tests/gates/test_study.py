@@ -182,6 +182,9 @@ def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, 
     assert "next_token" not in first[0]
     assert "α = 10 %" in first[2]
     assert "the default signals 20 % and all signals 50 %" in text
+    headings = [place for place, line in enumerate(text.splitlines()) if line.startswith("####")]
+    assert len(headings) == 7
+    assert all(text.splitlines()[place + 2].endswith("?") for place in headings)
     assert "kept" in text
     assert "old" not in text
     gate_tables.main()
