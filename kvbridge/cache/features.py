@@ -36,8 +36,8 @@ def hidden_layer(spec: str) -> int | None:
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """`hidden` `[tokens, hidden]` fp32: what enters the layer asked for; `layers`: exact KV of layers
-    0..m−1 as cached."""
+    """`hidden` `[tokens, hidden]` fp32: what enters the layer asked for; `layers`: exact KV of
+    layers 0..m−1 as cached."""
 
     hidden: Tensor
     layers: list[LayerKV]
@@ -49,8 +49,8 @@ class _Reached(Exception):
 
 @contextmanager
 def stopped_at(layer: nn.Module) -> Iterator[None]:
-    """Inside the block, a forward of this thread that reaches `layer` ends there by raising; others go
-    on. The hook is removed at its end."""
+    """Inside the block, a forward of this thread that reaches `layer` ends there by raising; others
+    go on. The hook is removed at its end."""
 
     thread = threading.get_ident()
 
@@ -67,13 +67,13 @@ def stopped_at(layer: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def noted(cache: DynamicCache, until: int | None = None) -> Iterator[list[LayerKV]]:
-    """Inside the block, what each layer hands to `cache` is appended to the list: K/V
-    `[n, heads, width]` of the tokens that run, all of them where a sliding layer keeps its window
-    only. `cache` is filled as ever.
+    """Inside the block, what each layer hands to `cache` is appended to the list: K/V `[n, heads,
+    width]` of the tokens that run, all of them where a sliding layer keeps its window only. `cache`
+    is filled as ever.
 
     With `until`, a forward ends without an error where that layer hands over: before its attention
-    and its MLP, and before its rows are stored. So does one that `stopped_at` ends. At the end of the
-    block `cache` is an ordinary one again.
+    and its MLP, and before its rows are stored. So does one that `stopped_at` ends. At the end of
+    the block `cache` is an ordinary one again.
     """
     rows: list[LayerKV] = []
     store = cache.update
@@ -107,14 +107,14 @@ def first_layers(
     position 0, or after the tokens whose rows `[n, heads, width]` of at least `count` layers are
     `past` (not modified).
 
-    From position 0 on, the KV of layers 0..count−1 is bit-equal to a full forward's; `hidden` is what
-    enters layer `entering` (0 to count, by default count).
+    From position 0 on, the KV of layers 0..count−1 is bit-equal to a full forward's; `hidden` is
+    what enters layer `entering` (0 to count, by default count).
     """
     wanted = count if entering is None else entering
     if not 0 <= wanted <= count < len(model.layers):
         raise UsageError(
-            f"expected 0 to {len(model.layers) - 1} first layers of {model.name} and features up to "
-            f"them, found {count} and {wanted}"
+            f"expected 0 to {len(model.layers) - 1} first layers of {model.name} and features up "
+            f"to them, found {count} and {wanted}"
         )
     if past and len(past) < count:
         raise UsageError(f"expected rows of {count} layers before, found {len(past)}")
@@ -141,17 +141,19 @@ def first_layers(
 def early_kv(
     model: Model, ids: Tensor, positions: Tensor, past: Sequence[LayerKV] = ()
 ) -> list[LayerKV]:
-    """K/V `[n, heads, width]` as cached, of layers 0..m, for ids `[n]` at positions `[n]`: bit-equal to
-    a forward of the same tokens over the same rows, of which only what these need is run: m whole
-    layers, and layer m up to its projections.
+    """K/V `[n, heads, width]` as cached, of layers 0..m, for ids `[n]` at positions `[n]`:
+    bit-equal to a forward of the same tokens over the same rows, of which only what these need is
+    run: m whole layers, and layer m up to its projections.
 
-    `past`: m layers' rows `[positions[0], heads, width]` of the tokens before; they are not modified.
-    Without any (m = 0) positions may leave holes: layer 0's K/V depend on each token and its position
-    alone. Raises UsageError for rows of all layers or more, or of another number of tokens.
+    `past`: m layers' rows `[positions[0], heads, width]` of the tokens before; they are not
+    modified. Without any (m = 0) positions may leave holes: layer 0's K/V depend on each token and
+    its position alone. Raises UsageError for rows of all layers or more, or of another number of
+    tokens.
     """
     if len(past) >= len(model.layers):
         raise UsageError(
-            f"expected rows of fewer than {len(model.layers)} layers of {model.name}, found {len(past)}"
+            f"expected rows of fewer than {len(model.layers)} layers of {model.name}, "
+            f"found {len(past)}"
         )
     before = {len(t) for layer in past for t in layer.values()}
     if past and before != {int(positions[0])}:

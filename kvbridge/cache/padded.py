@@ -15,8 +15,8 @@ from kvbridge.model.model import Model
 
 def padded_cache(model: Model, caches: Sequence[list[LayerKV]]) -> tuple[DynamicCache, Tensor]:
     """A transformers cache of `caches` (each `[cached, heads, width]` per layer and stream at full
-    length, copied) as rows of one batch, and its attention mask `[requests, longest]` int64: 0 on the
-    padding. Sliding layers are given their full length, so that they cut themselves."""
+    length, copied) as rows of one batch, and its attention mask `[requests, longest]` int64: 0 on
+    the padding. Sliding layers are given their full length, so that they cut themselves."""
     lengths = [len(layers[0]["k"]) for layers in caches]
     longest = max(lengths)
     pads = [longest - length for length in lengths]

@@ -1,4 +1,5 @@
-"""Running a model over texts and taking its KV: one request as a snapshot, or batches as rows for a fit."""
+"""Running a model over texts and taking its KV: one request as a snapshot, or batches as rows for a
+fit."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ def capture(
     input_ids: Tensor | None = None,
     messages: list[dict[str, Any]] | None = None,
 ) -> KVSnapshot:
-    """Prefills `model` over exactly one of text, input_ids `[tokens]` or messages (its own chat template).
+    """Prefills `model` over exactly one of text, input_ids `[tokens]` or messages (its own chat
+    template).
 
-    Every layer keeps its full length, sliding ones too. Raises UsageError on none or several of the three, an
-    empty text, or more tokens than the model has positions.
+    Every layer keeps its full length, sliding ones too. Raises UsageError on none or several of the
+    three, an empty text, or more tokens than the model has positions.
     """
     if sum(x is not None for x in (text, input_ids, messages)) != 1:
         raise UsageError("expected exactly one of text, input_ids and messages")
@@ -45,7 +47,8 @@ def capture(
         raise UsageError("expected at least one token, found an empty text")
     if len(ids) > model.geometry.max_positions:
         raise UsageError(
-            f"{len(ids)} tokens are more than the {model.geometry.max_positions} positions of {model.name}"
+            f"{len(ids)} tokens are more than the {model.geometry.max_positions} positions of "
+            f"{model.name}"
         )
     cache = DynamicCache()
     run_decoder(model, ids[None], cache=cache)
@@ -53,7 +56,8 @@ def capture(
 
 
 def one_sequence(input_ids: Any, vocabulary: int) -> Tensor:
-    """Token ids `[tokens]` out of an integer tensor `[tokens]` or `[1, tokens]`; UsageError for anything else."""
+    """Token ids `[tokens]` out of an integer tensor `[tokens]` or `[1, tokens]`; UsageError for
+    anything else."""
     if (
         not isinstance(input_ids, Tensor)
         or input_ids.is_floating_point()
@@ -64,18 +68,21 @@ def one_sequence(input_ids: Any, vocabulary: int) -> Tensor:
         )
     if input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and len(input_ids) != 1):
         raise UsageError(
-            f"expected token ids [tokens] or [1, tokens] of one request, found {tuple(input_ids.shape)}"
+            "expected token ids [tokens] or [1, tokens] of one request, found "
+            f"{tuple(input_ids.shape)}"
         )
     ids = input_ids.to("cpu", torch.int64).reshape(-1)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise UsageError(
-            f"expected token ids from 0 to {vocabulary - 1}, found {int(ids.min())} to {int(ids.max())}"
+            f"expected token ids from 0 to {vocabulary - 1}, found {int(ids.min())} to "
+            f"{int(ids.max())}"
         )
     return ids
 
 
 def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: Any) -> Any:
-    """The decoder without its head over ids `[batch, tokens]`; `cache` is filled. Returns its output."""
+    """The decoder without its head over ids `[batch, tokens]`; `cache` is filled. Returns its
+    output."""
     decoder = model.decoder
     moved = {
         name: value.to(model.device) if isinstance(value, Tensor) else value
@@ -88,7 +95,8 @@ def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: 
 
 @contextmanager
 def recorded_at(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside the block, what enters `layer` is appended to the list; the hook is removed at its end."""
+    """Inside the block, what enters `layer` is appended to the list; the hook is removed at its
+    end."""
     entered: list[Tensor] = []
     thread = threading.get_ident()
 
@@ -107,8 +115,9 @@ def recorded_at(layer: nn.Module) -> Iterator[list[Tensor]]:
 class Batch:
     """KV of several texts in content space, padded at the end.
 
-    `layers[i][stream]` `[batch, tokens, heads, width]` fp32; `mask` `[batch, tokens]` True on real tokens; `hidden`
-    `[batch, tokens, hidden]` fp32: what enters layer `hidden_layer`, where it was asked for.
+    `layers[i][stream]` `[batch, tokens, heads, width]` fp32; `mask` `[batch, tokens]` True on real
+    tokens; `hidden` `[batch, tokens, hidden]` fp32: what enters layer `hidden_layer`, where it was
+    asked for.
     """
 
     layers: list[dict[str, Tensor]]

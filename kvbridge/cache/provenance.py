@@ -27,8 +27,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Producer and receiver (geometry digests), translator digest, how many translations deep, and fidelity per
-    (layers, tokens) rectangle; the rectangles cover every cached value exactly once.
+    """Producer and receiver (geometry digests), translator digest, how many translations deep, and
+    fidelity per (layers, tokens) rectangle; the rectangles cover every cached value exactly once.
     """
 
     producer: str
@@ -45,7 +45,8 @@ class Provenance:
         ]
 
     def at(self, layer: int, token: int) -> str:
-        """Fidelity of one layer's value for one cached token; raises UsageError outside the cache."""
+        """Fidelity of one layer's value for one cached token; raises UsageError outside the
+        cache."""
         for span in self.spans:
             if (
                 span.layers[0] <= layer < span.layers[1]
@@ -77,7 +78,8 @@ class Provenance:
         return area[fidelity] / max(1, sum(area.values()))
 
     def over(self, layers: int, tokens: int) -> Provenance:
-        """The same after a cache of `layers` layers has grown to `tokens` tokens: what came since was computed on top."""
+        """The same after a cache of `layers` layers has grown to `tokens` tokens: what came since
+        was computed on top."""
         known = max((s.tokens[1] for s in self.spans), default=0)
         if tokens <= known:
             return self
@@ -126,7 +128,8 @@ def exact_provenance(geometry_digest: str, layers: int, tokens: int) -> Provenan
 
 
 def spans_of(matrix: Sequence[Sequence[int]]) -> tuple[Span, ...]:
-    """Rectangles that cover `matrix[layer][token]` of indices into FIDELITIES: runs of equal layers, then of tokens."""
+    """Rectangles that cover `matrix[layer][token]` of indices into FIDELITIES: runs of equal
+    layers, then of tokens."""
     spans: list[Span] = []
     layer = 0
     while layer < len(matrix):

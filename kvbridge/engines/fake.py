@@ -1,7 +1,8 @@
-"""A tiny causal attention model in plain torch behind the port: deterministic, no files, no network.
+"""A tiny causal attention model in plain torch behind the port: deterministic, no files, no
+network.
 
-One token a character. Its layers are those of any decoder (grouped-query attention with RoPE, then a
-gated step), so that what a bridge does with it is what it does with a real one.
+One token a character. Its layers are those of any decoder (grouped-query attention with RoPE, then
+a gated step), so that what a bridge does with it is what it does with a real one.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class FakeQueries:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What a forward leaves: the residual stream `[n, HIDDEN]`, what entered each layer that ran, each
-    layer's new rows `[n, KV_HEADS, WIDTH]`, and the queries."""
+    """What a forward leaves: the residual stream `[n, HIDDEN]`, what entered each layer that ran,
+    each layer's new rows `[n, KV_HEADS, WIDTH]`, and the queries."""
 
     states: Tensor
     entered: list[Tensor]
@@ -230,7 +231,8 @@ class FakeEngine:
         following: Tensor | None = None,
         record_queries: bool = False,
     ) -> Recomputed:
-        """One forward of the chosen and the following tokens over the other rows; `layers` is modified."""
+        """One forward of the chosen and the following tokens over the other rows; `layers` is
+        modified."""
         count = len(ids)
         more = torch.zeros(0, dtype=torch.int64) if following is None else following
         if len(chosen) + len(more) == 0:
@@ -256,8 +258,9 @@ class FakeEngine:
         past_at: Tensor | None = None,
         count: int = LAYERS,
     ) -> Forward:
-        """Layers 0..count−1 over ids `[n]` at positions `places` `[n]`, after rows `past` of each layer
-        at positions `past_at` (None: from 0 on). Every token sees rows at its own position and before."""
+        """Layers 0..count−1 over ids `[n]` at positions `places` `[n]`, after rows `past` of each
+        layer at positions `past_at` (None: from 0 on). Every token sees rows at its own position
+        and before."""
         weights, states = self.weights, self.weights["embedding"][ids]
         before = torch.arange(len(past[0]["k"]) if past else 0) if past_at is None else past_at
         hidden_from = torch.cat((before, places))[None] > places[:, None]

@@ -45,8 +45,8 @@ def generate_many(
     """Continues several prompts in one batch, padded on the left; those without rows go one by one.
     Nothing is modified.
 
-    Returns prompt and continuation `[tokens]` each, padding removed from the left. One sequence each:
-    raises UsageError where generate would return more, or something else than tokens, and for
+    Returns prompt and continuation `[tokens]` each, padding removed from the left. One sequence
+    each: raises UsageError where generate would return more, or something else than tokens, and for
     `max_length=`, which would count the padding.
     """
     arguments = _arguments(options, max_new_tokens)
@@ -123,8 +123,8 @@ def _from_cache(model: Model, cache: DynamicCache, arguments: dict[str, Any]) ->
 
 
 def _setting(model: Model, name: str, arguments: dict[str, Any]) -> Any:
-    """What `generate` will use for `name`: its argument, else generation_config=, else the model's own;
-    None if unset."""
+    """What `generate` will use for `name`: its argument, else generation_config=, else the model's
+    own; None if unset."""
     asked = (arguments.get(name), _asked(arguments, name))
     default = getattr(model.model.generation_config, name, None)
     return next((value for value in asked if value is not None), default)

@@ -1,4 +1,5 @@
-"""What a bridge expects of whatever runs a model: one protocol, so that a second engine is one file.
+"""What a bridge expects of whatever runs a model: one protocol, so that a second engine is one
+file.
 
 Tokens are `[tokens]` int64 on the CPU, cached rows `[tokens, heads, width]` per layer and stream,
 as the model caches them (keys rotated), on the engine's device and in its dtype. Nothing but the
@@ -26,8 +27,8 @@ class RecordedQueries(Protocol):
     """Attention queries of one forward."""
 
     def at(self, layer: int, rows: Tensor, positions: Tensor) -> Tensor | None:
-        """Queries `[n, query heads, width]` fp32 of the forward's tokens `rows` `[n]`, which stand at
-        `positions` `[n]`: rotated and scaled, so that their dot product with a cached key is the
+        """Queries `[n, query heads, width]` fp32 of the forward's tokens `rows` `[n]`, which stand
+        at `positions` `[n]`: rotated and scaled, so that their dot product with a cached key is the
         attention logit. None where this layer's attention is no plain softmax of them."""
         ...
 
@@ -44,8 +45,8 @@ class Recomputed:
 
 @dataclass(frozen=True, eq=False)
 class Prefilled:
-    """A prompt to go on from: ids `[tokens]`, the rows of all but the last (`layers`; None: of none), and
-    where those are from, for the cache to remember (None: the model's own)."""
+    """A prompt to go on from: ids `[tokens]`, the rows of all but the last (`layers`; None: of
+    none), and where those are from, for the cache to remember (None: the model's own)."""
 
     ids: Tensor
     layers: list[LayerKV] | None
@@ -72,7 +73,8 @@ class Engine(Protocol):
 
     @property
     def model(self) -> Any:
-        """What users see of it as sender or receiver: a `kvbridge.Model`, else the engine itself."""
+        """What users see of it as sender or receiver: a `kvbridge.Model`, else the engine
+        itself."""
         ...
 
     @property
@@ -120,14 +122,15 @@ class Engine(Protocol):
         ...
 
     def decode(self, ids: Tensor, layers: list[LayerKV]) -> Decoded:
-        """Runs ids `[n]` (n ≥ 1) after the tokens whose rows are `layers`; none: `[0, heads, width]`."""
+        """Runs ids `[n]` (n ≥ 1) after the tokens whose rows are `layers`; none: `[0, heads,
+        width]`."""
         ...
 
     def generate(
         self, prompt: Prefilled, max_new_tokens: int | None = None, **options: Any
     ) -> Tensor:
-        """Continues a prompt: it and what follows, `[sequences, tokens]`. Raises UsageError for an empty
-        one and for options that the engine does not know."""
+        """Continues a prompt: it and what follows, `[sequences, tokens]`. Raises UsageError for an
+        empty one and for options that the engine does not know."""
         ...
 
     def generate_many(
@@ -159,8 +162,8 @@ class Engine(Protocol):
     ) -> Recomputed:
         """Replaces rows `chosen` `[n]` (ascending) of `layers` (modified) by the model's own.
 
-        ids `[tokens]` stand at positions 0..tokens−1. Each chosen token sees the rows before it that
-        are not chosen, as they stand, and the chosen tokens up to itself. `following` `[m]`: ids of
-        the next tokens, which run along and are not cached.
+        ids `[tokens]` stand at positions 0..tokens−1. Each chosen token sees the rows before it
+        that are not chosen, as they stand, and the chosen tokens up to itself. `following` `[m]`:
+        ids of the next tokens, which run along and are not cached.
         """
         ...

@@ -160,9 +160,9 @@ def recompute(
     *,
     following: Tensor | None = None,
 ) -> Tensor | None:
-    """Replaces rows `chosen` `[n]` of `layers` (as cached, `[tokens, heads, width]`, modified) by the
-    model's own; arguments as of `Engine.repair`. Returns what leaves the last layer,
-    `[n + m, hidden]`; None where nothing ran.
+    """Replaces rows `chosen` `[n]` of `layers` (as cached, `[tokens, heads, width]`, modified) by
+    the model's own; arguments as of `Engine.repair`. Returns what leaves the last layer, `[n + m,
+    hidden]`; None where nothing ran.
     """
     more = 0 if following is None else len(following)
     if len(chosen) + more == 0:
@@ -182,8 +182,8 @@ def recompute(
             cache.update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None], index)
     places = torch.cat((chosen, torch.arange(count, count + more)))
     tokens = ids[chosen] if following is None else torch.cat((ids[chosen], following))
-    # The cache holds the kept rows first and the computed ones behind them, whatever their positions:
-    # the mask says by position who sees whom.
+    # The cache holds the kept rows first and the computed ones behind them, whatever their
+    # positions: the mask says by position who sees whom.
     mask = _masks(model, places, torch.cat((kept_at, places)))
     output = run_decoder(
         model, tokens[None], cache=cache, position_ids=places[None], attention_mask=mask
@@ -198,8 +198,8 @@ def recompute(
 
 
 def _masks(model: Model, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
-    """Additive masks `[1, 1, queries, keys]` by position: causal, and within the window where a layer
-    slides. Models whose layers differ in kind take one mask per kind, the others one mask.
+    """Additive masks `[1, 1, queries, keys]` by position: causal, and within the window where a
+    layer slides. Models whose layers differ in kind take one mask per kind, the others one mask.
     """
     config = model.model.config.get_text_config(decoder=True)
     kinds, arguments = get_layer_types_and_kwargs(config)

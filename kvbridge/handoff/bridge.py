@@ -26,12 +26,12 @@ from kvbridge.model.model import Model
 class Bridge:
     """Hands conversations from `sender` to `receiver` with one translator.
 
-    `asset` is a loaded Asset or a Translator; None when both models are the same or share all layers,
-    so that nothing is translated. `gate` decides per request (None: every translation is
+    `asset` is a loaded Asset or a Translator; None when both models are the same or share all
+    layers, so that nothing is translated. `gate` decides per request (None: every translation is
     `use_approximate`); a NotingGate also hears of what is decided without it. `ledger` grants the
     translator (None: it is put on the receiver's device when it is first needed, and stays there).
-    Nothing about a request raises: it is a Decision(discard) and the handoff is a dense prefill. Misuse
-    raises UsageError.
+    Nothing about a request raises: it is a Decision(discard) and the handoff is a dense prefill.
+    Misuse raises UsageError.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Bridge:
         """Hands over one request; exactly one of text, messages (the receiver's chat template) and
         input_ids (the receiver's tokens) says what the receiver is to continue.
 
-        The snapshot must be of this text or of its beginning: what it leaves out is recomputed. `known`
-        is what the receiver has already, its own snapshot of the prompt's beginning: those rows are
-        taken as they are, and only what follows is handed over. Neither is modified.
+        The snapshot must be of this text or of its beginning: what it leaves out is recomputed.
+        `known` is what the receiver has already, its own snapshot of the prompt's beginning: those
+        rows are taken as they are, and only what follows is handed over. Neither is modified.
         """
         request = self.request(
             snapshot,
@@ -119,8 +119,8 @@ class Bridge:
         repair: RepairPlan | None = None,
         known: KVSnapshot | None = None,
     ) -> Request:
-        """The state that the stages start from; arguments as of `handoff`. It is observed where this
-        bridge has a gate."""
+        """The state that the stages start from; arguments as of `handoff`. It is observed where
+        this bridge has a gate."""
         if sum(x is not None for x in (text, messages, input_ids)) != 1:
             raise UsageError("expected exactly one of text, messages and input_ids")
         if known is not None and not isinstance(known, KVSnapshot):
@@ -138,8 +138,8 @@ class Bridge:
 
     @torch.no_grad()
     def prepare(self, requests: Sequence[Request]) -> list[Request]:
-        """Everything up to the translated cache: the same for all plans of a request that differ only
-        in the tokens they choose (`stages.replan`)."""
+        """Everything up to the translated cache: the same for all plans of a request that differ
+        only in the tokens they choose (`stages.replan`)."""
         requests = stages.check(self.pair, requests)
         requests = stages.align(self.pair, requests)
         requests = stages.features(self.pair, requests)
@@ -148,8 +148,8 @@ class Bridge:
 
     @torch.no_grad()
     def finish(self, requests: Sequence[Request]) -> list[Handoff]:
-        """From translated caches to handoffs, one after the other, so that one repair at a time is in
-        memory beside its cache."""
+        """From translated caches to handoffs, one after the other, so that one repair at a time is
+        in memory beside its cache."""
         handoffs = []
         for request in requests:
             repaired = stages.repair(self.pair, [request])

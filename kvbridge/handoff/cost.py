@@ -21,8 +21,8 @@ def forward_flops(
     layers: int | None = None,
     head: bool = False,
 ) -> int:
-    """FLOPs of `new_tokens` after `context_tokens` cached ones through the first `layers` layers (all by
-    default).
+    """FLOPs of `new_tokens` after `context_tokens` cached ones through the first `layers` layers
+    (all by default).
 
     Weights: 2 per parameter and token (embeddings are looked up, not multiplied). Attention: scores
     and mix, 4 per query head, width and attended token, within each layer's window. `head` adds the
@@ -48,8 +48,8 @@ def handoff_parts(
     recomputed: int = 0,
     known: int = 0,
 ) -> dict[str, int]:
-    """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens, of which
-    the receiver has the first `known` already, by part.
+    """FLOPs from a sender's cache to the receiver's first logits over `tokens` prompt tokens, of
+    which the receiver has the first `known` already, by part.
 
     `translate`: `translated` tokens through the maps, at `translator_flops` each; `prefill`: the
     unknown tokens through the first layers; `repair`: `recomputed` cached tokens and the last one
@@ -67,8 +67,8 @@ def handoff_parts(
 
 
 def request_parts(pair: Pair, request: Request) -> dict[str, int]:
-    """`handoff_parts` of one request that has been through `features`: what its plan takes alone, whether
-    or not a translation of more rows was shared with other plans."""
+    """`handoff_parts` of one request that has been through `features`: what its plan takes alone,
+    whether or not a translation of more rows was shared with other plans."""
     aligned = after("align", request.aligned)
     features = after("features", request.features)
     geometry = pair.receiver.geometry
@@ -103,9 +103,9 @@ class Speed:
     """FLOPs per millisecond of one device with one pair, by part of the work, as measured
     (`kvbridge.gates.decide.timing`).
 
-    Small matrices run far below a prefill's speed, which is why each part has its own. Another kind of
-    work (moving pages between tiers) becomes a further field here and a further key of the parts that
-    `ms` is given.
+    Small matrices run far below a prefill's speed, which is why each part has its own. Another kind
+    of work (moving pages between tiers) becomes a further field here and a further key of the parts
+    that `ms` is given.
     """
 
     prefill: float
@@ -124,7 +124,8 @@ class Speed:
 
     @classmethod
     def from_json(cls, body: Any, name: str) -> Speed:
-        """The inverse of `to_json`; raises CorruptFile for anything but four positive finite numbers."""
+        """The inverse of `to_json`; raises CorruptFile for anything but four positive finite
+        numbers."""
         fields = ("prefill", "translate", "repair", "gate")
         fine = isinstance(body, dict) and set(body) == set(fields)
         if not fine or not all(type(v) in (int, float) and 0 < v < 1e30 for v in body.values()):

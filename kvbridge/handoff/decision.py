@@ -35,9 +35,11 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What may be done with one translated cache, and why. `reason` is a key of REASONS, `detail` says what was found.
+    """What may be done with one translated cache, and why. `reason` is a key of REASONS, `detail`
+    says what was found.
 
-    `predicted_flops` and `predicted_ms` are of the translated path; None where nothing was predicted.
+    `predicted_flops` and `predicted_ms` are of the translated path; None where nothing was
+    predicted.
     """
 
     verdict: Verdict

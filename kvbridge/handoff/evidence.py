@@ -97,8 +97,8 @@ class Evidence:
 
     @property
     def translated(self) -> list[LayerKV]:
-        """`[layer][stream]` `[cached, heads, width]`: the cache as translated (rotated, in the receiver's
-        dtype) before any token was recomputed."""
+        """`[layer][stream]` `[cached, heads, width]`: the cache as translated (rotated, in the
+        receiver's dtype) before any token was recomputed."""
         return after("rotate", self.request.rotated).layers
 
     @property
@@ -108,8 +108,8 @@ class Evidence:
 
     @property
     def states(self) -> Tensor:
-        """What leaves the receiver's last layer for the chosen tokens and for the prompt's last one,
-        under the repaired cache, `[n + 1, hidden]`."""
+        """What leaves the receiver's last layer for the chosen tokens and for the prompt's last
+        one, under the repaired cache, `[n + 1, hidden]`."""
         return after("repair of an observed request", self._repaired.forward.states)
 
     @property

@@ -15,9 +15,10 @@ from kvbridge.model.model import Model
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two engines and the handle of a translator between them: an asset or a bare translator as it was
-    loaded, whose tensors a lease puts where they may be used (None: nothing is ever translated).
-    `min_exact_share`: share of the receiver's tokens that must end where a sender's does.
+    """Two engines and the handle of a translator between them: an asset or a bare translator as it
+    was loaded, whose tensors a lease puts where they may be used (None: nothing is ever
+    translated). `min_exact_share`: share of the receiver's tokens that must end where a sender's
+    does.
     """
 
     sender: Engine

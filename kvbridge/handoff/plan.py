@@ -16,8 +16,8 @@ APPROXIMATE, REPAIRED, EXACT = (FIDELITIES.index(f) for f in ("approximate", "re
 @dataclass(frozen=True)
 class RepairPlan:
     """What the receiver recomputes: the first `sinks` tokens, the last `tail` (the very last one
-    stays uncached and opens generation, so tail ≥ 1), the first `layers` layers over all tokens, and
-    chosen `tokens` by position.
+    stays uncached and opens generation, so tail ≥ 1), the first `layers` layers over all tokens,
+    and chosen `tokens` by position.
     """
 
     sinks: int = 4
@@ -32,8 +32,8 @@ class RepairPlan:
             )
 
     def chosen(self, cached: int, extra: Tensor | None = None) -> Tensor:
-        """Positions `[n]` (int64, ascending) recomputed among the `cached` tokens; `extra` `[cached]`
-        adds to them."""
+        """Positions `[n]` (int64, ascending) recomputed among the `cached` tokens; `extra`
+        `[cached]` adds to them."""
         marks = torch.zeros(cached, dtype=torch.bool) if extra is None else extra.clone()
         marks[: self.sinks] = True
         marks[max(0, cached - self.tail + 1) :] = True
@@ -41,7 +41,8 @@ class RepairPlan:
         return marks.nonzero()[:, 0]
 
     def check(self, layers: int) -> None:
-        """Raises UsageError where a receiver of `layers` layers would have none left to translate."""
+        """Raises UsageError where a receiver of `layers` layers would have none left to
+        translate."""
         if self.layers >= layers:
             raise UsageError(
                 f"repairing {self.layers} of {layers} layers is a prefill; choose fewer"
@@ -52,8 +53,8 @@ def fidelity_map(layers: int, cached: int, exact_layers: int, chosen: Tensor) ->
     """Indices into FIDELITIES `[layers][cached]` after a repair.
 
     Exact: the first `exact_layers` layers; chosen tokens that form an unbroken prefix (sinks); and
-    chosen tokens in layer `exact_layers` itself, whose KV depends on exact layers only. Other chosen
-    tokens are repaired. What the receiver had before counts as chosen.
+    chosen tokens in layer `exact_layers` itself, whose KV depends on exact layers only. Other
+    chosen tokens are repaired. What the receiver had before counts as chosen.
     """
     if exact_layers >= layers or len(chosen) == cached:
         return [[EXACT] * cached for _ in range(layers)]

@@ -1,5 +1,5 @@
-"""What a bridge expects of those who decide over its handoffs and hold its translators: a gate and a
-ledger; and the ledger that it uses without one."""
+"""What a bridge expects of those who decide over its handoffs and hold its translators: a gate and
+a ledger; and the ledger that it uses without one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvbridge.handoff.evidence import Evidence
 from kvbridge.handoff.plan import RepairPlan
 
 Lease = AbstractContextManager[Translator | None]
-"""Holds a translator while it is entered, and gives it where it may be used: on the receiver's device.
-None where the ledger only counts bytes."""
+"""Holds a translator while it is entered, and gives it where it may be used: on the receiver's
+device. None where the ledger only counts bytes."""
 Grant = AbstractContextManager[Translator]
 """A lease that always gives the translator itself."""
 
@@ -36,14 +36,14 @@ class Gate(Protocol):
 
 @runtime_checkable
 class NotingGate(Gate, Protocol):
-    """A gate that is told of decisions it had no part in, too: refusals before it, and handoffs that
-    are exact throughout."""
+    """A gate that is told of decisions it had no part in, too: refusals before it, and handoffs
+    that are exact throughout."""
 
     def note(
         self, decision: Decision, snapshot: KVSnapshot, ids: Tensor, plan: RepairPlan
     ) -> Decision:
-        """The decision to act on, the same or a refusal; called once per request that `decide` never
-        sees. `ids` `[tokens]` are the receiver's."""
+        """The decision to act on, the same or a refusal; called once per request that `decide`
+        never sees. `ids` `[tokens]` are the receiver's."""
         ...
 
 
@@ -59,8 +59,8 @@ class Resident:
     """Grants translators to one receiver: the first grant puts a translator's tensors on the
     receiver's device, where they are kept; nothing moves before.
 
-    `ledger` is asked first, where there is one and the translator is an asset: it may refuse, and may
-    give the translator itself. What it gives is not kept here.
+    `ledger` is asked first, where there is one and the translator is an asset: it may refuse, and
+    may give the translator itself. What it gives is not kept here.
     """
 
     def __init__(self, receiver: Engine, ledger: Ledger | None = None) -> None:

@@ -16,14 +16,15 @@ from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.model.text import Encoding
 
-Part = TypeVar("Part")
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Of `align`: over the receiver's `cached` tokens, which sender row each reads (`alignment`; known
-    tokens read none and count as not covered), which tokens are recomputed (`chosen` `[n]`, int64,
-    ascending, never known ones), and how many leading layers the sender computes bit for bit alike."""
+    """Of `align`: over the receiver's `cached` tokens, which sender row each reads (`alignment`;
+    known tokens read none and count as not covered), which tokens are recomputed (`chosen` `[n]`,
+    int64, ascending, never known ones), and how many leading layers the sender computes bit for bit
+    alike."""
 
     alignment: Alignment
     chosen: Tensor
@@ -32,9 +33,10 @@ class Aligned:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Of `features`: the receiver's own first layers over the tokens that it does not know yet (None
-    where none were needed), how many leading layers are exact, computed or shared, and what the maps
-    read of the receiver, `hidden` `[cached − start, hidden]` fp32 (None where they read nothing)."""
+    """Of `features`: the receiver's own first layers over the tokens that it does not know yet
+    (None where none were needed), how many leading layers are exact, computed or shared, and what
+    the maps read of the receiver, `hidden` `[cached − start, hidden]` fp32 (None where they read
+    nothing)."""
 
     first: FirstLayers | None
     exact_layers: int
@@ -43,8 +45,8 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """Of `translate`: receiver layer → stream → `[rows, heads, width]` fp32 in content space, and which
-    of the receiver's tokens these `rows` `[rows]` are. Empty where every layer is exact."""
+    """Of `translate`: receiver layer → stream → `[rows, heads, width]` fp32 in content space, and
+    which of the receiver's tokens these `rows` `[rows]` are. Empty where every layer is exact."""
 
     rows: Tensor
     content: dict[int, LayerKV]
@@ -52,8 +54,9 @@ class Translation:
 
 @dataclass(frozen=True, eq=False)
 class Rotated:
-    """Of `rotate`: every layer's rows `[cached, heads, width]` as the receiver caches them, before any
-    token is recomputed: known and exact rows, the translated `rows` `[rows]`, zeros elsewhere."""
+    """Of `rotate`: every layer's rows `[cached, heads, width]` as the receiver caches them, before
+    any token is recomputed: known and exact rows, the translated `rows` `[rows]`, zeros
+    elsewhere."""
 
     rows: Tensor
     layers: list[LayerKV]
@@ -61,8 +64,8 @@ class Rotated:
 
 @dataclass(frozen=True, eq=False)
 class Repaired:
-    """Of `repair`: every layer's rows `[cached, heads, width]` with the chosen tokens recomputed, and
-    what the receiver's forward of them left."""
+    """Of `repair`: every layer's rows `[cached, heads, width]` with the chosen tokens recomputed,
+    and what the receiver's forward of them left."""
 
     layers: list[LayerKV]
     forward: Recomputed
@@ -70,13 +73,13 @@ class Repaired:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One handoff on its way. `snapshot` is the sender's, `text` and `encoding` are what the receiver
-    goes on from, `known` is what the receiver has of it already (its own snapshot of the prompt's
-    beginning). `observed`: somebody looks at the evidence, so that chosen tokens are translated, too,
-    and their states and queries are kept.
+    """One handoff on its way. `snapshot` is the sender's, `text` and `encoding` are what the
+    receiver goes on from, `known` is what the receiver has of it already (its own snapshot of the
+    prompt's beginning). `observed`: somebody looks at the evidence, so that chosen tokens are
+    translated, too, and their states and queries are kept.
 
-    Each stage fills in one of the later fields. A refused request keeps what it had, and every later
-    stage hands it on as it is.
+    Each stage fills in one of the later fields. A refused request keeps what it had, and every
+    later stage hands it on as it is.
     """
 
     snapshot: KVSnapshot
@@ -105,8 +108,8 @@ class Request:
 
     @property
     def rows(self) -> Tensor:
-        """Tokens `[rows]` that this plan asks the maps for: covered ones that are not recomputed, and
-        all covered ones where somebody looks."""
+        """Tokens `[rows]` that this plan asks the maps for: covered ones that are not recomputed,
+        and all covered ones where somebody looks."""
         aligned = after("align", self.aligned)
         wanted = aligned.alignment.covered.clone()
         if not self.observed:
@@ -114,12 +117,14 @@ class Request:
         return wanted.nonzero()[:, 0]
 
     def due(self, part: object) -> bool:
-        """Whether a stage that fills in `part` has something to do: no refusal, and not done yet."""
+        """Whether a stage that fills in `part` has something to do: no refusal, and not done
+        yet."""
         return self.refusal is None and part is None
 
 
-def after(stage: str, part: Part | None) -> Part:
-    """`part` of a request, which `stage` fills in; raises UsageError where that stage has not run."""
+def after(stage: str, part: _Part | None) -> _Part:
+    """`part` of a request, which `stage` fills in; raises UsageError where that stage has not
+    run."""
     if part is None:
         raise UsageError(f"expected a request that has been through {stage}")
     return part

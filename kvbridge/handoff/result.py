@@ -1,4 +1,5 @@
-"""What a handoff gives back: a decision, where every cached value is from, and a cache to go on from."""
+"""What a handoff gives back: a decision, where every cached value is from, and a cache to go on
+from."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from kvbridge.model.model import Model
 
 @dataclass(frozen=True, eq=False)
 class Handoff:
-    """The receiver's state at the end of a prompt. `receiver` is the model or engine that the bridge was
-    given, `ids` `[tokens]` the whole prompt in its tokens; `layers[i][stream]`
-    `[cached, heads, width]` as cached, None after a refusal (then nothing is cached).
+    """The receiver's state at the end of a prompt. `receiver` is the model or engine that the
+    bridge was given, `ids` `[tokens]` the whole prompt in its tokens; `layers[i][stream]` `[cached,
+    heads, width]` as cached, None after a refusal (then nothing is cached).
     """
 
     decision: Decision
@@ -45,8 +46,9 @@ class Handoff:
 
     @property
     def cache(self) -> DynamicCache:
-        """A fresh transformers cache over the first `cached` tokens, empty after a refusal; growing it
-        leaves this handoff as it was. Raises UsageError where the receiver is no transformers model."""
+        """A fresh transformers cache over the first `cached` tokens, empty after a refusal; growing
+        it leaves this handoff as it was. Raises UsageError where the receiver is no transformers
+        model."""
         if not isinstance(self.receiver, Model):
             raise UsageError(
                 f"{self.engine.name} has no transformers cache; go on from `layers` with its engine"
@@ -57,18 +59,19 @@ class Handoff:
 
     @property
     def remaining_ids(self) -> Tensor:
-        """Prompt tokens that are not cached, `[1, n]` (the whole prompt after a refusal; n ≥ 1 unless it
-        is empty): feed them with `cache` to get the next token's logits."""
+        """Prompt tokens that are not cached, `[1, n]` (the whole prompt after a refusal; n ≥ 1
+        unless it is empty): feed them with `cache` to get the next token's logits."""
         return self.ids[None, self.cached :].to(self.receiver.device)
 
     def generate(self, max_new_tokens: int | None = None, **generate_kwargs: Any) -> Tensor:
-        """The receiver's generation from here: returns prompt and continuation, `[sequences, tokens]`.
+        """The receiver's generation from here: returns prompt and continuation, `[sequences,
+        tokens]`.
 
         Of a transformers model this is `transformers.generate`. `max_new_tokens` is 64 unless it,
-        `max_length=` or the length of a `generation_config=` says otherwise. Every generate argument
-        passes through (streamer, sampling, stopping, beams, …). After a refusal this is plain dense
-        generation. Can be called again: the handoff is not modified. Raises UsageError on an empty
-        prompt.
+        `max_length=` or the length of a `generation_config=` says otherwise. Every generate
+        argument passes through (streamer, sampling, stopping, beams, …). After a refusal this is
+        plain dense generation. Can be called again: the handoff is not modified. Raises UsageError
+        on an empty prompt.
         """
         return self.engine.generate(self.prefilled, max_new_tokens, **generate_kwargs)
 
@@ -78,8 +81,8 @@ class Handoff:
         return self.engine.spell(out[0, len(self.ids) :])
 
     def snapshot(self) -> KVSnapshot:
-        """The handed-over cache as a snapshot (a copy) that keeps its provenance: another handoff refuses
-        a translated one."""
+        """The handed-over cache as a snapshot (a copy) that keeps its provenance: another handoff
+        refuses a translated one."""
         if self.layers is None:
             raise UsageError("a refused handoff has no cache; capture the receiver instead")
         copies = [{name: t.clone() for name, t in layer.items()} for layer in self.layers]
@@ -89,11 +92,13 @@ class Handoff:
 def generate_many(
     handoffs: Sequence[Handoff], max_new_tokens: int | None = None, **generate_kwargs: Any
 ) -> list[Tensor]:
-    """Continues several handoffs of one receiver in one batch, padded on the left; refused ones go one
-    by one. Lengths as of `Handoff.generate`; `max_length=` would count the padding and is refused.
+    """Continues several handoffs of one receiver in one batch, padded on the left; refused ones go
+    one by one. Lengths as of `Handoff.generate`; `max_length=` would count the padding and is
+    refused.
 
-    Returns prompt and continuation `[tokens]` per handoff, padding removed from the left. One sequence
-    each: raises UsageError where generate would return more, or something else than tokens.
+    Returns prompt and continuation `[tokens]` per handoff, padding removed from the left. One
+    sequence each: raises UsageError where generate would return more, or something else than
+    tokens.
     """
     if not handoffs:
         return []

@@ -34,7 +34,8 @@ def finished(model: Model) -> tuple[list[int], list]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_layer_needs_no_layer(kind):
-    """Any sample of tokens at its own positions, bit for bit as a whole forward of them caches it."""
+    """Any sample of tokens at its own positions, bit for bit as a whole forward of them caches
+    it."""
     model = tiny(kind)
     positions = torch.tensor([0, 1, 5, 17, 30, 39])
     ids = model.encode(TEXT).ids[positions]
@@ -42,19 +43,20 @@ def test_the_first_layer_needs_no_layer(kind):
     with torch.no_grad():
         run_decoder(model, ids[None], cache=cache, position_ids=positions[None])
     ended, hooks = finished(model)
-    (found,) = early_kv(model, ids, positions)
+    (rows,) = early_kv(model, ids, positions)
     for hook in hooks:
         hook.remove()
     assert ended == []
     for name, expected in rows_of(cache, 0).items():
-        assert torch.equal(found[name], expected)
+        assert torch.equal(rows[name], expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("whole", [1, 2, 3])
 def test_early_layers_over_a_past_are_a_whole_forwards(kind, whole):
-    """Bit for bit the last tokens' rows of a forward over every layer's past (of a sliding layer those that it keeps),
-    and the prompt's own rows up to rounding; no layer but the first `whole` is run to its end."""
+    """Bit for bit the last tokens' rows of a forward over every layer's past (of a sliding layer
+    those that it keeps), and the prompt's own rows up to rounding; no layer but the first `whole`
+    is run to its end."""
     model = tiny(kind)
     snapshot = capture(model, input_ids=model.encode(TEXT).ids[:LENGTH])
     before = [{n: t[: LENGTH - NEW] for n, t in x.items()} for x in snapshot.layers]
@@ -70,12 +72,12 @@ def test_early_layers_over_a_past_are_a_whole_forwards(kind, whole):
         )
     copies = [{n: t.clone() for n, t in x.items()} for x in before[:whole]]
     ended, hooks = finished(model)
-    found = early_kv(model, snapshot.token_ids[rows], rows, before[:whole])
+    again = early_kv(model, snapshot.token_ids[rows], rows, before[:whole])
     for hook in hooks:
         hook.remove()
     assert ended == list(range(whole))
-    assert len(found) == whole + 1
-    for layer, own in enumerate(found):
+    assert len(again) == whole + 1
+    for layer, own in enumerate(again):
         stored = rows_of(cache, layer)
         for name, value in own.items():
             kept = min(NEW, len(stored[name]))
@@ -90,8 +92,8 @@ def test_early_layers_over_a_past_are_a_whole_forwards(kind, whole):
 def test_a_model_of_one_layer():
     model = wrapped(tiny_causal("llama", num_hidden_layers=1))
     snapshot = capture(model, TEXT)
-    (found,) = early_kv(model, snapshot.token_ids, snapshot.positions)
-    assert all(torch.equal(found[n], t) for n, t in snapshot.layers[0].items())
+    (rows,) = early_kv(model, snapshot.token_ids, snapshot.positions)
+    assert all(torch.equal(rows[n], t) for n, t in snapshot.layers[0].items())
     with pytest.raises(UsageError, match="fewer than 1 layers"):
         early_kv(model, snapshot.token_ids, snapshot.positions, snapshot.layers)
 
@@ -112,9 +114,9 @@ def test_rows_of_other_tokens_are_refused():
 def test_a_noted_cache_is_ordinary_afterwards():
     model, cache = tiny("gemma3"), DynamicCache()
     ids = model.encode(TEXT).ids[None, :LENGTH]
-    with torch.no_grad(), noted(cache) as found:
+    with torch.no_grad(), noted(cache) as rows:
         run_decoder(model, ids, cache=cache)
-    assert [len(x["k"]) for x in found] == [LENGTH] * 4
+    assert [len(x["k"]) for x in rows] == [LENGTH] * 4
     assert vars(cache).keys() == vars(DynamicCache()).keys()
     with pytest.raises(ZeroDivisionError), noted(cache):
         raise ZeroDivisionError

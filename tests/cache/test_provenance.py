@@ -72,11 +72,11 @@ def test_damaged_provenance_is_corrupt(damage):
 def test_rectangles_cover_each_cell_once(layers, tokens, data):
     row = st.lists(st.integers(0, 2), min_size=tokens, max_size=tokens)
     matrix = data.draw(st.lists(row, min_size=layers, max_size=layers))
-    found = Provenance("s", "r", None, 1, spans_of(matrix))
+    provenance = Provenance("s", "r", None, 1, spans_of(matrix))
     for layer in range(layers):
         for token in range(tokens):
-            assert found.at(layer, token) == FIDELITIES[matrix[layer][token]]
-    cells = sum((s.layers[1] - s.layers[0]) * (s.tokens[1] - s.tokens[0]) for s in found.spans)
+            assert provenance.at(layer, token) == FIDELITIES[matrix[layer][token]]
+    cells = sum((s.layers[1] - s.layers[0]) * (s.tokens[1] - s.tokens[0]) for s in provenance.spans)
     assert cells == layers * tokens
 
 

@@ -1,4 +1,5 @@
-"""What exact means in these tests: the next token's logits and greedy continuations against the receiver's own."""
+"""What exact means in these tests: the next token's logits and greedy continuations against the
+receiver's own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Continuation:
-    """Logits after the prompt `[vocabulary]`, greedy tokens, and the least margin over all steps."""
+    """Logits after the prompt `[vocabulary]`, greedy tokens, and the least margin over all
+    steps."""
 
     logits: Tensor
     tokens: list[int]
@@ -39,7 +41,8 @@ class Continuation:
 
 @torch.no_grad()
 def continued(model: Model, ids: Tensor, handoff: Handoff | None = None) -> Continuation:
-    """Greedy continuation by a plain loop (no `generate`), from a handoff's cache or from nothing."""
+    """Greedy continuation by a plain loop (no `generate`), from a handoff's cache or from
+    nothing."""
     cache = handoff.cache if handoff is not None else None
     start = handoff.cached if handoff is not None else 0
     feed = handoff.remaining_ids if handoff is not None else ids[None]
@@ -60,14 +63,15 @@ def continued(model: Model, ids: Tensor, handoff: Handoff | None = None) -> Cont
 
 
 def assert_exact(handoff: Handoff, native: Continuation) -> None:
-    """Checks logits and tokens; a differing continuation is forgiven only at a near-tie, which is counted."""
+    """Checks logits and tokens; a differing continuation is forgiven only at a near-tie, which is
+    counted."""
     assert handoff.decision.accepted, str(handoff.decision)
-    found = continued(handoff.receiver, handoff.ids, handoff)
-    difference = float((found.logits - native.logits).abs().max())
+    continuation = continued(handoff.receiver, handoff.ids, handoff)
+    difference = float((continuation.logits - native.logits).abs().max())
     COMPARED.append((difference, native.margin))
     assert difference <= TOLERANCE, f"logits are off by {difference:.2e}"
     if native.margin >= NEAR_TIE:
-        assert found.tokens == native.tokens
+        assert continuation.tokens == native.tokens
 
 
 def renamed(model: Model) -> Model:

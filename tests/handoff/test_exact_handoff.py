@@ -1,4 +1,5 @@
-"""Where nothing is lost in translation, nothing changes: logits and greedy tokens are the receiver's own."""
+"""Where nothing is lost in translation, nothing changes: logits and greedy tokens are the
+receiver's own."""
 
 from __future__ import annotations
 
@@ -109,8 +110,11 @@ def test_a_zeroed_cache_is_noticed(kind):
     texts = random_texts(40, 60)
     handoffs = bridge.handoff_many([(capture(model, text), text) for text in texts])
     expected = generate_many(handoffs, NEW_TOKENS, do_sample=False)
-    found = generate_many([zeroed(h) for h in handoffs], NEW_TOKENS, do_sample=False)
-    changed = sum(not torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    continued_from_zeros = generate_many([zeroed(h) for h in handoffs], NEW_TOKENS, do_sample=False)
+    changed = sum(
+        not torch.equal(one, other)
+        for one, other in zip(continued_from_zeros, expected, strict=True)
+    )
     assert changed >= 0.95 * len(texts), f"{changed} of {len(texts)}"
     with pytest.raises(AssertionError, match="logits are off"):
         assert_exact(zeroed(handoffs[0]), continued(model, handoffs[0].ids))
@@ -131,7 +135,8 @@ def test_eager_attention(kind):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "llama_yarn"])
 def test_bfloat16(kind):
-    """Keys go through fp32 and are rounded once: what is cached is within a few units in the last place."""
+    """Keys go through fp32 and are rounded once: what is cached is within a few units in the last
+    place."""
     receiver = wrapped(tiny_causal(kind, dtype=torch.bfloat16))
     sender, text = renamed(receiver), native(kind)[0]
     own = capture(receiver, text)

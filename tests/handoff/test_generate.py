@@ -69,10 +69,10 @@ def test_streamer():
 
 def test_sampling_with_a_seed():
     torch.manual_seed(5)
-    found = handed().generate(16, do_sample=True, top_p=0.9, temperature=1.3)
+    sampled = handed().generate(16, do_sample=True, top_p=0.9, temperature=1.3)
     torch.manual_seed(5)
     expected = dense(max_new_tokens=16, do_sample=True, top_p=0.9, temperature=1.3)
-    assert torch.equal(found, expected)
+    assert torch.equal(sampled, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,10 +87,10 @@ def test_sampling_with_a_seed():
 )
 def test_several_sequences(kind, arguments):
     torch.manual_seed(3)
-    found = handed(kind).generate(10, **arguments)
+    sequences = handed(kind).generate(10, **arguments)
     torch.manual_seed(3)
-    assert torch.equal(found, dense(kind, max_new_tokens=10, **arguments))
-    assert len(found) == arguments.get("num_return_sequences", 1)
+    assert torch.equal(sequences, dense(kind, max_new_tokens=10, **arguments))
+    assert len(sequences) == arguments.get("num_return_sequences", 1)
 
 
 def test_beams_asked_for_by_a_generation_config():
@@ -142,12 +142,14 @@ def test_text_is_the_continuation_alone():
 
 
 def test_structured_output_passes_through():
-    found = handed().generate(5, do_sample=False, return_dict_in_generate=True, output_scores=True)
+    generated = handed().generate(
+        5, do_sample=False, return_dict_in_generate=True, output_scores=True
+    )
     expected = dense(
         max_new_tokens=5, do_sample=False, return_dict_in_generate=True, output_scores=True
     )
-    assert torch.equal(found.sequences, expected.sequences)
-    assert torch.allclose(torch.stack(found.scores), torch.stack(expected.scores), atol=1e-4)
+    assert torch.equal(generated.sequences, expected.sequences)
+    assert torch.allclose(torch.stack(generated.scores), torch.stack(expected.scores), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,8 +165,8 @@ def test_many_equal_one_by_one(kind):
         assert torch.equal(one.ids, other.ids)
         assert one.layers is not None
         assert other.layers is not None
-        for ours, theirs in zip(one.layers, other.layers, strict=True):
-            assert all(torch.allclose(ours[n], theirs[n], atol=1e-5) for n in ours)
+        for alone, batched in zip(one.layers, other.layers, strict=True):
+            assert all(torch.allclose(alone[n], batched[n], atol=1e-5) for n in alone)
         assert torch.equal(
             one.generate(12, do_sample=False), dense(kind, text, max_new_tokens=12, do_sample=False)
         )
@@ -187,8 +189,8 @@ def test_many_with_refused_ones():
 def test_many_with_beams():
     bridge = bridged()
     handoffs = bridge.handoff_many([(capture(bridge.sender, t), t) for t in TEXTS[:2]])
-    found = generate_many(handoffs, 8, num_beams=2, do_sample=False)
-    for row, text in zip(found, TEXTS[:2], strict=True):
+    continued = generate_many(handoffs, 8, num_beams=2, do_sample=False)
+    for row, text in zip(continued, TEXTS[:2], strict=True):
         assert torch.equal(row, dense(text=text, max_new_tokens=8, num_beams=2, do_sample=False)[0])
 
 
@@ -273,7 +275,8 @@ def test_a_template_that_writes_bos_does_not_double_it():
 
 
 def test_given_tokens_are_kept_as_they_are():
-    """Tokens that the tokenizer would not have made itself: the continuation is of these very tokens."""
+    """Tokens that the tokenizer would not have made itself: the continuation is of these very
+    tokens."""
     bridge = bridged()
     text = random_texts(1, 120)[0]
     alphabet = [bridge.receiver.tokenizer(c)["input_ids"][0] for c in text[:40]]

@@ -1,4 +1,5 @@
-"""A range of tokens: what the receiver has already is taken as it is, and the rest is handed over."""
+"""A range of tokens: what the receiver has already is taken as it is, and the rest is handed
+over."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def known_of(bridge: Bridge, count: int = KNOWN) -> KVSnapshot:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("features", FEATURES)
 def test_known_rows_are_taken_and_the_rest_is_the_whole_ranges(kind, features):
-    """The whole-range handoff recomputes the same tokens, so that both suffixes see the same rows."""
+    """The whole-range handoff recomputes the same tokens, so that both suffixes see the same
+    rows."""
     bridge = bridged(kind, features, wrong=0.5)
     snapshot, known = capture(bridge.sender, TEXT), known_of(bridge)
     plan = RepairPlan(sinks=4, tail=9, layers=2, tokens=(40, 41))

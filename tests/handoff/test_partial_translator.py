@@ -1,4 +1,5 @@
-"""A translator without maps for the lowest layers: they are the receiver's to compute, never left empty."""
+"""A translator without maps for the lowest layers: they are the receiver's to compute, never left
+empty."""
 
 import pytest
 import torch

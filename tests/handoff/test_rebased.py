@@ -1,4 +1,5 @@
-"""A receiver that is the sender written in another basis: a linear map between their caches exists, and a fit finds it."""
+"""A receiver that is the sender written in another basis: a linear map between their caches exists,
+and a fit finds it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def orthogonal(size: int, draw: torch.Generator) -> torch.Tensor:
 
 
 def pair_rotation(draw: torch.Generator) -> torch.Tensor:
-    """`[head_dim, head_dim]`: turns every RoPE pair (j, j + d/2) by an angle of its own, so it commutes with RoPE."""
+    """`[head_dim, head_dim]`: turns every RoPE pair (j, j + d/2) by an angle of its own, so it
+    commutes with RoPE."""
     half = HEAD_DIM // 2
     angle = torch.rand(half, generator=draw, dtype=torch.float64) * 6.28
     cos, sin = angle.cos().diag(), angle.sin().diag()
@@ -54,10 +56,12 @@ def right(linear, matrix: torch.Tensor) -> None:
 
 @torch.no_grad()
 def rebase(model, seed: int = 0):
-    """Rewrites a Llama in float64 (modified, returned) so that its logits stay and its cache is in another basis.
+    """Rewrites a Llama in float64 (modified, returned) so that its logits stay and its cache is in
+    another basis.
 
-    Residual stream: rotated (norm weights folded first, RMSNorm commutes with rotations). KV heads: permuted, with
-    their query heads. Values: rotated per head. Keys and queries: rotated within RoPE pairs per KV head.
+    Residual stream: rotated (norm weights folded first, RMSNorm commutes with rotations). KV heads:
+    permuted, with their query heads. Values: rotated per head. Keys and queries: rotated within
+    RoPE pairs per KV head.
     """
     draw = torch.Generator().manual_seed(seed)
     base, group = model.model, HEADS // KV_HEADS
@@ -135,10 +139,10 @@ def test_the_rewritten_model_is_the_same_function(kind):
             float((sender.model(ids).logits - receiver.model(ids).logits).abs().max())
             < 5 * TOLERANCE
         )
-    ours, theirs = capture(sender, TEXT), capture(receiver, TEXT)
+    sent, received = capture(sender, TEXT), capture(receiver, TEXT)
     for layer in range(LAYERS):
         for name in ("k", "v"):
-            off = (ours.layers[layer][name] - theirs.layers[layer][name]).abs().max()
+            off = (sent.layers[layer][name] - received.layers[layer][name]).abs().max()
             assert float(off) > 0.5, "the caches are in different bases"
 
 

@@ -1,4 +1,5 @@
-"""A request that cannot be translated is a decision, and its tokens are those of never having tried."""
+"""A request that cannot be translated is a decision, and its tokens are those of never having
+tried."""
 
 from __future__ import annotations
 
@@ -174,17 +175,17 @@ def test_nan_that_nothing_reads_is_harmless():
 
 def test_refused_requests_among_good_ones():
     good, bad = capture(SENDER, PROMPT), capture(RECEIVER, PROMPT)
-    found = bridge().handoff_many(
+    handoffs = bridge().handoff_many(
         [(bad, PROMPT), (good, PROMPT), (bad, TEXT), (good, TEXT), (good, "no")]
     )
-    assert [h.decision.reason for h in found] == [
+    assert [h.decision.reason for h in handoffs] == [
         "wrong_pair",
         "ungated",
         "wrong_pair",
         "ungated",
         "text_mismatch",
     ]
-    assert [len(h.ids) for h in found] == [
+    assert [len(h.ids) for h in handoffs] == [
         len(RECEIVER.encode(t)) for t in (PROMPT, PROMPT, TEXT, TEXT, "no")
     ]
 
@@ -352,7 +353,8 @@ CHANGES = {
 @pytest.mark.parametrize("role", ["sender", "receiver"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_changed_since_it_was_loaded(role, change):
-    """Its digests are those of other weights: nothing captured before or after may pass under them."""
+    """Its digests are those of other weights: nothing captured before or after may pass under
+    them."""
     models = {"sender": wrapped(tiny_causal("llama")), "receiver": wrapped(tiny_causal("llama"))}
     own = Bridge(None, **models)
     snapshot = capture(models["sender"], PROMPT)

@@ -1,4 +1,5 @@
-"""What the receiver computes itself: chosen tokens, first layers, and what may be called exact afterwards."""
+"""What the receiver computes itself: chosen tokens, first layers, and what may be called exact
+afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def noise(kind, seed=0):
 
 @torch.no_grad()
 def one_by_one(model, ids, layers, chosen):
-    """Oracle: each chosen token is fed alone after the cache before it, as an ordinary decoding step."""
+    """Oracle: each chosen token is fed alone after the cache before it, as an ordinary decoding
+    step."""
     layers = [{n: t.clone() for n, t in layer.items()} for layer in layers]
     for token in chosen:
         full = DynamicCache()
@@ -111,8 +113,8 @@ def test_chosen():
 def dependency_oracle(layers, cached, exact_layers, chosen):
     """Brute force over what each value is computed from.
 
-    A chosen token's KV in layer l comes from its residual stream there, which comes from its stream one layer down
-    and from that layer's KV of every token up to itself.
+    A chosen token's KV in layer l comes from its residual stream there, which comes from its stream
+    one layer down and from that layer's KV of every token up to itself.
     """
     picked = set(chosen)
     kv = [["exact" if layer < exact_layers else "approximate"] * cached for layer in range(layers)]
@@ -133,10 +135,10 @@ def test_fidelity_follows_the_dependencies(data):
     layers, cached = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     exact_layers = data.draw(st.integers(0, layers))
     chosen = sorted(data.draw(st.sets(st.integers(0, cached - 1))))
-    found = fidelity_map(layers, cached, exact_layers, torch.tensor(chosen, dtype=torch.int64))
-    names = [[FIDELITIES[i] for i in row] for row in found]
+    fidelities = fidelity_map(layers, cached, exact_layers, torch.tensor(chosen, dtype=torch.int64))
+    names = [[FIDELITIES[i] for i in row] for row in fidelities]
     assert names == dependency_oracle(layers, cached, exact_layers, chosen)
-    spans = spans_of(found)
+    spans = spans_of(fidelities)
     cells = [(layer, t) for s in spans for layer in range(*s.layers) for t in range(*s.tokens)]
     assert sorted(cells) == [(layer, t) for layer in range(layers) for t in range(cached)], (
         "each once"
@@ -149,7 +151,8 @@ def test_fidelity_follows_the_dependencies(data):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "phi3"])
 def test_what_is_called_exact_is_what_the_receiver_computes(kind):
-    """Through a map that is wrong everywhere: exact cells are the receiver's own, all others are not."""
+    """Through a map that is wrong everywhere: exact cells are the receiver's own, all others are
+    not."""
     receiver = tiny(kind)
     sender = renamed(receiver)
     wrong = identity(sender, receiver)
@@ -190,17 +193,18 @@ def test_first_layers_are_bit_equal_to_a_full_forward(kind, count):
     cache = DynamicCache()
     run_decoder(model, ids[None], cache=cache)
     handle.remove()
-    found = first_layers(model, ids, count)
-    assert len(found.layers) == count
-    assert torch.equal(found.hidden, entered[0][0])
-    for layer, (keys, values) in zip(found.layers, cached_layers(cache), strict=False):
+    first = first_layers(model, ids, count)
+    assert len(first.layers) == count
+    assert torch.equal(first.hidden, entered[0][0])
+    for layer, (keys, values) in zip(first.layers, cached_layers(cache), strict=False):
         assert torch.equal(layer["k"], keys[0].transpose(0, 1))
         assert torch.equal(layer["v"], values[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "phi3"])
 def test_first_layers_of_a_handoff_are_bit_equal_to_a_prefill(kind):
-    """Sinks and tail go through those layers again, in a forward of other shape; the prefill's values stay."""
+    """Sinks and tail go through those layers again, in a forward of other shape; the prefill's
+    values stay."""
     receiver = tiny(kind)
     sender = renamed(receiver)
     handoff = Bridge(identity(sender, receiver), sender=sender, receiver=receiver).handoff(

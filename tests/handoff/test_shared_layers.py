@@ -127,7 +127,8 @@ def test_without_a_translator_a_part_is_not_enough():
 
 
 def test_requests_of_both_kinds_together():
-    """One request is shared whole; the other's tokens are not canonical, so it is translated, with receiver features."""
+    """One request is shared whole; the other's tokens are not canonical, so it is translated, with
+    receiver features."""
     sender, receiver = tiny("llama"), tuned("llama", 4)
     translator = identity(sender, receiver, "embeddings")
     one_by_one = torch.tensor([i for c in TEXT for i in sender.tokenizer(c)["input_ids"]])
@@ -141,10 +142,10 @@ def test_requests_of_both_kinds_together():
 
 
 def test_a_setting_that_is_no_weight_is_part_of_the_contract():
-    ours, theirs = (
+    plain, other = (
         wrapped(tiny_causal("llama", 0)),
         wrapped(tiny_causal("llama", 0, rms_norm_eps=0.5)),
     )
-    assert ours.geometry.weights_digest == theirs.geometry.weights_digest
-    assert ours.geometry.digest != theirs.geometry.digest
-    assert shared_layers(ours.geometry, theirs.geometry) == 0
+    assert plain.geometry.weights_digest == other.geometry.weights_digest
+    assert plain.geometry.digest != other.geometry.digest
+    assert shared_layers(plain.geometry, other.geometry) == 0

@@ -1,10 +1,11 @@
 """The handoff as a line of functions over requests:
 
-    check → align → features → translate → rotate → repair → judge → assemble
+check → align → features → translate → rotate → repair → judge → assemble
 
-Each takes a pair and requests and returns requests in the same order (`assemble`: handoffs). It fills
-in one part, modifies none of its arguments, and hands on as they are requests that were refused or
-have that part already. `replan` gives a request another plan and takes back what that plan alters.
+Each takes a pair and requests and returns requests in the same order (`assemble`: handoffs). It
+fills in one part, modifies none of its arguments, and hands on as they are requests that were
+refused or have that part already. `replan` gives a request another plan and takes back what that
+plan alters.
 """
 
 from kvbridge.handoff.stages.align import align, replan

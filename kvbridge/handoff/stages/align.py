@@ -16,15 +16,17 @@ from kvbridge.handoff.request import Aligned, Request
 
 
 def align(pair: Pair, requests: Sequence[Request]) -> list[Request]:
-    """Fills in `aligned` over the tokens `[start, cached)`, or refuses: too few tokens that end where
-    a sender's does, no translator for what is not shared, nothing left to translate. No FLOPs."""
+    """Fills in `aligned` over the tokens `[start, cached)`, or refuses: too few tokens that end
+    where a sender's does, no translator for what is not shared, nothing left to translate. No
+    FLOPs."""
     return [_aligned(pair, r) if r.due(r.aligned) else r for r in requests]
 
 
 def replan(pair: Pair, request: Request, plan: RepairPlan) -> Request:
-    """The request with another plan, back at the stage where that plan first matters: after `rotate`
-    where it chooses other tokens, after `align` where it has other layers recomputed or asks for rows
-    that were not translated. A refused request starts anew, for another plan may be possible.
+    """The request with another plan, back at the stage where that plan first matters: after
+    `rotate` where it chooses other tokens, after `align` where it has other layers recomputed or
+    asks for rows that were not translated. A refused request starts anew, for another plan may be
+    possible.
 
     The request is not modified. Raises UsageError as `check` does.
     """
@@ -89,7 +91,8 @@ def _chosen(pair: Pair, request: Request, alignment: Alignment, shared: int) -> 
     elif shared < total and len(chosen) == cached - start:
         refusal = discard(
             "too_short",
-            f"all {len(chosen)} tokens before the last would be recomputed: a prefill does the same",
+            f"all {len(chosen)} tokens before the last would be recomputed: "
+            "a prefill does the same",
         )
     elif shared < total and pair.translator is not None and total - 1 not in pair.translator.layers:
         refusal = discard(
@@ -101,11 +104,12 @@ def _chosen(pair: Pair, request: Request, alignment: Alignment, shared: int) -> 
 
 
 def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
-    """Alignment over all tokens, and whether each covered token is the sender's token itself, at its
-    own position.
+    """Alignment over all tokens, and whether each covered token is the sender's token itself, at
+    its own position.
 
-    Equal tokenizers can still differ where the snapshot's text ends or its ids were generated: where
-    most tokens then stand elsewhere, spans decide. The share of exact ends is of unknown tokens alone.
+    Equal tokenizers can still differ where the snapshot's text ends or its ids were generated:
+    where most tokens then stand elsewhere, spans decide. The share of exact ends is of unknown
+    tokens alone.
     """
     snapshot, encoding = request.snapshot, request.encoding
     if snapshot.geometry.tokenizer_digest == pair.receiver.geometry.tokenizer_digest:

@@ -14,8 +14,9 @@ from kvbridge.handoff.result import Handoff
 
 
 def assemble(pair: Pair, requests: Sequence[Request]) -> list[Handoff]:
-    """Handoffs of judged requests: the repaired rows with their provenance where the decision accepts,
-    else nothing cached, which makes the receiver's next forward a dense prefill. No FLOPs."""
+    """Handoffs of judged requests: the repaired rows with their provenance where the decision
+    accepts, else nothing cached, which makes the receiver's next forward a dense prefill. No
+    FLOPs."""
     return [_assembled(pair, request) for request in requests]
 
 

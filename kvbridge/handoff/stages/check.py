@@ -50,8 +50,8 @@ def _check_models(pair: Pair) -> Decision | None:
 
 
 def _check_contract(pair: Pair, request: Request) -> Decision | None:
-    """The snapshot is the sender's own cache, and the translator was fitted for both models exactly as
-    loaded."""
+    """The snapshot is the sender's own cache, and the translator was fitted for both models exactly
+    as loaded."""
     snapshot, sender = request.snapshot, pair.sender.geometry
     if snapshot.geometry.digest != sender.digest:
         return discard(
@@ -104,7 +104,8 @@ def _check_text(pair: Pair, request: Request) -> Decision | None:
 
 
 def _check_known(pair: Pair, request: Request) -> Decision | None:
-    """What the receiver is said to have is its own cache of the prompt's beginning, without holes."""
+    """What the receiver is said to have is its own cache of the prompt's beginning, without
+    holes."""
     known, receiver = request.known, pair.receiver.geometry
     if known is None:
         return None

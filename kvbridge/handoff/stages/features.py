@@ -12,9 +12,10 @@ from kvbridge.handoff.request import Features, Request, after
 
 
 def features(pair: Pair, requests: Sequence[Request]) -> list[Request]:
-    """Fills in `features`: first layers `[cached − start, heads, width]` and what enters the layer that
-    the maps read, `[cached − start, hidden]`. Costs that share of a prefill's layers over the tokens
-    `[start, cached)`, one forward a request; nothing where every layer is shared or known."""
+    """Fills in `features`: first layers `[cached − start, heads, width]` and what enters the layer
+    that the maps read, `[cached − start, hidden]`. Costs that share of a prefill's layers over the
+    tokens `[start, cached)`, one forward a request; nothing where every layer is shared or
+    known."""
     return [replace(r, features=_features(pair, r)) if r.due(r.features) else r for r in requests]
 
 

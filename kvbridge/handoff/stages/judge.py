@@ -14,11 +14,12 @@ from kvbridge.handoff.request import Request, after
 
 
 def judge(pair: Pair, requests: Sequence[Request], gate: Gate | None = None) -> list[Request]:
-    """Fills in `decision`, of refused requests, too: their refusal, after a NotingGate has heard of it.
+    """Fills in `decision`, of refused requests, too: their refusal, after a NotingGate has heard of
+    it.
 
-    Exact caches are used; others are the gate's to decide, which expects observed requests (without a
-    gate: `use_approximate`). Costs what the gate reads. Raises what a broken gate raises, and UsageError
-    where its note turns a refusal into a use.
+    Exact caches are used; others are the gate's to decide, which expects observed requests (without
+    a gate: `use_approximate`). Costs what the gate reads. Raises what a broken gate raises, and
+    UsageError where its note turns a refusal into a use.
     """
     return [
         replace(r, decision=_judged(pair, r, gate)) if r.decision is None else r for r in requests

@@ -15,10 +15,10 @@ from kvbridge.handoff.stages.rotate import fill_exact
 
 @torch.no_grad()
 def repair(pair: Pair, requests: Sequence[Request]) -> list[Request]:
-    """Fills in `repaired`: a copy of the rotated rows `[cached, heads, width]` with the chosen tokens
-    recomputed, and of observed requests the forward's states and queries. Refuses caches that are not
-    finite then. Costs one forward of the chosen tokens (and of the prompt's last one, where the request
-    is observed) over the cache, a request.
+    """Fills in `repaired`: a copy of the rotated rows `[cached, heads, width]` with the chosen
+    tokens recomputed, and of observed requests the forward's states and queries. Refuses caches
+    that are not finite then. Costs one forward of the chosen tokens (and of the prompt's last one,
+    where the request is observed) over the cache, a request.
     """
     return [_repaired(pair, r) if r.due(r.repaired) else r for r in requests]
 

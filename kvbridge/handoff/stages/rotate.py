@@ -26,8 +26,8 @@ def fill_exact(pair: Pair, request: Request, layers: list[LayerKV]) -> None:
     """Writes into `layers` (modified) what is exact: rows that the receiver knows, layers that it
     computed itself, else those it shares with the sender bit for bit.
 
-    Done before a repair, which reads them, and after it: a forward of few tokens rounds otherwise than
-    a prefill.
+    Done before a repair, which reads them, and after it: a forward of few tokens rounds otherwise
+    than a prefill.
     """
     aligned, features = after("align", request.aligned), after("features", request.features)
     start, device = request.start, pair.receiver.device
@@ -48,26 +48,25 @@ def fill_exact(pair: Pair, request: Request, layers: list[LayerKV]) -> None:
 
 def _rotated(pair: Pair, request: Request) -> Request:
     translation = after("translate", request.translation)
-    rows, receiver = translation.rows, pair.receiver
-    at = rows.to(receiver.device)
-    layers = [_blank(pair, layer, request.cached) for layer in range(len(receiver.geometry.layers))]
+    rows, rotation = translation.rows, pair.receiver.rotation
+    # Asked for once: a model looks its device and dtype up among its weights.
+    device, dtype = pair.receiver.device, pair.receiver.dtype
+    at = rows.to(device)
+    layers = [
+        {
+            stream.name: torch.zeros(
+                (request.cached, stream.heads, stream.width), dtype=dtype, device=device
+            )
+            for stream in layer.streams
+        }
+        for layer in pair.receiver.geometry.layers
+    ]
     for layer, streams in translation.content.items():
         for name, tensor in streams.items():
-            value = receiver.rotation.rotate(tensor, rows, layer) if name == "k" else tensor
+            value = rotation.rotate(tensor, rows, layer) if name == "k" else tensor
             if not bool(torch.isfinite(value).all()):
                 refusal = discard("not_finite", f"layer {layer} {name} of the translation")
                 return replace(request, refusal=refusal)
-            layers[layer][name][at] = value.to(receiver.dtype)
+            layers[layer][name][at] = value.to(dtype)
     fill_exact(pair, request, layers)
     return replace(request, translation=None, rotated=Rotated(rows, layers))
-
-
-def _blank(pair: Pair, layer: int, cached: int) -> LayerKV:
-    """Zeros `[cached, heads, width]` per stream of one layer."""
-    receiver = pair.receiver
-    return {
-        s.name: torch.zeros(
-            (cached, s.heads, s.width), dtype=receiver.dtype, device=receiver.device
-        )
-        for s in receiver.geometry.layers[layer].streams
-    }

@@ -19,9 +19,9 @@ from kvbridge.handoff.request import Request, Translation, after
 
 @torch.no_grad()
 def translate(pair: Pair, requests: Sequence[Request], resident: Resident) -> list[Request]:
-    """Fills in `translation`: the rows that each plan asks for in content space, fp32. The rows of all
-    requests go through the maps at once, under one lease of `resident`; without room they are refused.
-    Requests whose layers are all exact need none. Costs 2 FLOPs a parameter and row.
+    """Fills in `translation`: the rows that each plan asks for in content space, fp32. The rows of
+    all requests go through the maps at once, under one lease of `resident`; without room they are
+    refused. Requests whose layers are all exact need none. Costs 2 FLOPs a parameter and row.
     """
     total = len(pair.receiver.geometry.layers)
     nothing = Translation(torch.zeros(0, dtype=torch.int64), {})
@@ -86,7 +86,8 @@ def _sender_rows(
 
 
 def _hidden_rows(pair: Pair, requests: Sequence[Request], rows: Sequence[Tensor]) -> Tensor | None:
-    """What the maps read of the receiver at those rows, `[all rows, hidden]`; None where nothing."""
+    """What the maps read of the receiver at those rows, `[all rows, hidden]`; None where
+    nothing."""
     parts = []
     for request, at in zip(requests, rows, strict=True):
         hidden = after("features", request.features).hidden
