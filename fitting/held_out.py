@@ -1,4 +1,4 @@
-"""Finished maps on the test documents: R² from residuals, attention outputs with the receiver's own queries."""
+"""Finished maps on the test documents: R², and attention outputs with the receiver's queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kvbridge.model.model import Model
 
 
 def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clock) -> Scores:
-    """Scores of the maps and of their token-only `control` on the batches that `source` kept back, on the same rows.
+    """Scores of the maps and of their token-only `control` on the batches that `source` kept back,
+    on the same rows.
 
     Raises DataError where those hold no rows.
     """
@@ -61,7 +62,8 @@ def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clo
 def _cosine(
     translator: Translator, sender: Model, receiver: Model, pair: Captured, number: int, sinks: int
 ) -> dict[int, float]:
-    """Attention-output cosines of one document of a batch; uncovered tokens keep the receiver's own KV."""
+    """Attention-output cosines of one document of a batch; uncovered tokens keep the receiver's own
+    KV."""
     texts = pair.texts
     widths = (pair.sender.mask.shape[1], pair.receiver.mask.shape[1])
     one = TextBatch(
@@ -72,14 +74,14 @@ def _cosine(
         return {}
     every = pair_rows(sender, receiver, one, FitConfig(sinks=0), widths)
     flat = (number * widths[0] + every.sender, number * widths[1] + every.receiver)
-    found = translator(*_inputs(translator, pair.sender, pair.receiver, *flat))
+    translated = translator(*_inputs(translator, pair.sender, pair.receiver, *flat))
     positions = torch.arange(count)
-    for layer, streams in found.items():
+    for layer, streams in translated.items():
         for name, value in streams.items():
             own = pair.receiver.layers[layer][name][number, :count].clone()
             own[every.receiver.to(own.device)] = value.to(own)
             streams[name] = receiver.rotation.rotate(own, positions, layer) if name == "k" else own
-    return attention_cosine(receiver, one.receiver[0].ids, found, sinks)
+    return attention_cosine(receiver, one.receiver[0].ids, translated, sinks)
 
 
 def _inputs(
@@ -89,7 +91,8 @@ def _inputs(
     sender_rows: Tensor,
     receiver_rows: Tensor,
 ) -> tuple[dict[int, dict[str, Tensor]], Tensor | None]:
-    """Aligned rows of captured batches as a translator takes them; rows are flat row numbers of the padded batches."""
+    """Aligned rows of captured batches as a translator takes them; rows are flat row numbers of the
+    padded batches."""
     device = receiver.mask.device
     content = {
         layer: {

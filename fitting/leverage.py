@@ -13,10 +13,11 @@ RANK = 64
 
 
 def solve_factors(train: Moments, translator: Translator) -> dict[str, Factor]:
-    """By stream: the low-rank factor of the training rows that the last receiver layer's map reads, whole layers of them.
+    """By stream: the low-rank factor of the training rows that the last receiver layer's map reads,
+    whole layers of them.
 
-    They were gathered together for that very map, so their second moments are exact. Solved on the CPU, where only the
-    eigenvectors that are kept need be found. Modifies nothing.
+    They were gathered together for that very map, so their second moments are exact. Solved on the
+    CPU, where only the eigenvectors that are kept need be found. Modifies nothing.
     """
     last = max(translator.layers)
     layers_read: dict[str, tuple[int, ...]] = {}
@@ -33,8 +34,8 @@ def factor_of(
 ) -> Factor:
     """The factor of one stream's rows over `layers`, which some map of `target` reads together.
 
-    Eigenvectors have a sign of their own; the largest entry of each direction is made positive, so that the same moments
-    give the same bytes.
+    Eigenvectors have a sign of their own; the largest entry of each direction is made positive, so
+    that the same moments give the same bytes.
     """
     normal = train.normal([((layer, stream), None) for layer in layers], target)
     covariance = normal.xx / normal.n

@@ -1,4 +1,4 @@
-"""From moments to maps: support, λ and weights of every receiver layer and stream, all from slices."""
+"""From moments to maps: support, λ and weights of every receiver layer and stream."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ SELECTION_LAMBDA = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class MapSet:
-    """A translator with the λ and jitter of each map (`"{layer}.{stream}"`), whether rows were too few, and the
-    single-layer validation R² a selector computed, `[receiver layers][sender layers]` per stream."""
+    """A translator with the λ and jitter of each map (`"{layer}.{stream}"`), whether rows were too
+    few, and the single-layer validation R² a selector computed, `[receiver layers][sender layers]`
+    per stream."""
 
     translator: Translator
     lambdas: dict[str, float]
@@ -37,7 +38,7 @@ class MapSet:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What maps are solved from: both geometries, the moments of two splits, and what the fit was told."""
+    """What maps are solved from: both geometries, moments of two splits, the configuration."""
 
     sender: KVGeometry
     receiver: KVGeometry
@@ -71,7 +72,8 @@ class Problem:
         first, last = group.heads[0], group.heads[-1]
         if group.heads == tuple(range(first, last + 1)):
             return moments.normal(inputs, target, _columns(first, last, width))
-        # Heads that do not follow one another: X'X is theirs all the same, of Y only columns are taken.
+        # Heads that do not follow one another are no slice. X'X is the same for all of them, so the
+        # whole target's equations are made once and only columns of Y are picked.
         whole = moments.normal(inputs, target)
         columns = [torch.arange(head * width, (head + 1) * width) for head in group.heads]
         at = torch.cat(columns).to(whole.xy.device)
@@ -91,7 +93,8 @@ class Solved:
 def solve_maps(
     sender: KVGeometry, receiver: KVGeometry, train: Moments, validation: Moments, config: FitConfig
 ) -> MapSet:
-    """Solves every (receiver layer, stream): support by the configured selector, λ on validation. Modifies nothing."""
+    """Solves every (receiver layer, stream): support by the configured selector, λ on validation.
+    Modifies nothing."""
     problem = Problem(sender, receiver, train, validation, config)
     family, features = FAMILIES[config.family], config.receiver_features != "none"
     solved: dict[Key, Solved] = {}
@@ -107,7 +110,7 @@ def solve_maps(
             for source, r2 in single_scores.items():
                 table[layer][source] = r2
     maps = _map_set(problem, solved, config.family, config.receiver_features)
-    # Fewer rows than twice the inputs leave a ridge that fits noise: the asset is marked, see fitting.job.
+    # On fewer rows than twice its inputs a ridge fits noise: such an asset carries a mark.
     starved = train.n < 2 * largest_map(sender, receiver, config)
     return replace(maps, starved=starved, single_layer_r2=singles)
 
@@ -115,7 +118,8 @@ def solve_maps(
 def solve_controls(
     sender: KVGeometry, receiver: KVGeometry, train: Moments, validation: Moments, config: FitConfig
 ) -> MapSet:
-    """The token-only control: the same receiver features (embeddings where the map has none), no sender block."""
+    """The token-only control: the same receiver features (embeddings where the map has none), no
+    sender block."""
     problem = Problem(sender, receiver, train, validation, config)
     solved = {}
     for target in problem.targets():
@@ -146,7 +150,7 @@ def _map_set(
 def solve_groups(
     problem: Problem, target: Key, groups: tuple[Group, ...], *, features: bool
 ) -> Solved:
-    """Maps of one target's groups at the λ with the best mean validation R² over all their outputs."""
+    """Maps of one target's groups at the λ with the best mean validation R² over all outputs."""
     config = problem.config
     fitted = [problem.normal(problem.train, g, target, features=features) for g in groups]
     held = [problem.normal(problem.validation, g, target, features=features) for g in groups]
@@ -159,7 +163,8 @@ def solve_groups(
             for own, validation, (maps, _) in zip(fitted, held, paths, strict=True)
         ]
         scores.append(_mean(torch.cat(r2)))
-    # One λ for all groups of a target, and of equals the larger: it predicts as well from a smaller map.
+    # One λ for all groups of a target: what is reported and kept is one number per target. Of
+    # equal scores the larger λ wins, since it predicts as well with smaller weights.
     best = max(range(len(scores)), key=lambda index: (scores[index], config.lambdas[index]))
     dtype = getattr(torch, config.weights_dtype)
     weights = []
@@ -182,10 +187,11 @@ def largest_map(sender: KVGeometry, receiver: KVGeometry, config: FitConfig) -> 
 
 
 def _support(problem: Problem, target: Key) -> tuple[tuple[int, ...], dict[int, float]]:
-    """Sender layers for one target, and the validation R² of each that the selector asked for by itself."""
+    """Sender layers for one target, and the validation R² of each that was scored by itself."""
     layer, stream = target
     sender, config = problem.sender, problem.config
-    # Candidates are compared at one λ: a search for each would cost a solve per λ and hardly change their order.
+    # Candidates are compared at one λ: only their order matters here, and a search for each would
+    # cost a solve per λ.
     probe = replace(config, lambdas=(SELECTION_LAMBDA,))
     single_scores: dict[int, float] = {}
 
@@ -206,7 +212,8 @@ def _support(problem: Problem, target: Key) -> tuple[tuple[int, ...], dict[int, 
 
 def _path(own: Normal, config: FitConfig) -> tuple[list[Tensor], list[float]]:
     """Maps along the relative λs, and the jitter that each needed."""
-    # λ is relative to the mean diagonal of the centred Gram: neither units nor the number of rows alter what it means.
+    # λ is relative to the mean diagonal of the centred Gram, so that neither the units of the cache
+    # nor the number of rows alter what it means. A Gram of zeros has no scale: any penalty does.
     scale = float(own.xx.diagonal().mean()) or 1.0
     return SOLVERS[config.solver](own.xx, own.xy, [x * scale for x in config.lambdas])
 

@@ -1,4 +1,5 @@
-"""Map families: which sender columns each group of receiver heads reads. A new one is one file and one line here."""
+"""Map families: which sender columns each group of receiver heads reads. A new one is one file and
+one line here."""
 
 from kvbridge.asset.maps.dense import Group
 from kvbridge.fitting.families.base import Family

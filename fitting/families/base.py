@@ -11,7 +11,8 @@ from kvbridge.geometry import KVGeometry
 class Family(Protocol):
     """Groups of one receiver layer and stream, given the sender layers selected for it.
 
-    Every receiver head stands in exactly one group; blocks name streams of the same kind as the target (`k` reads k).
+    Every receiver head stands in exactly one group; blocks name streams of the same kind as the
+    target (`k` reads k).
     """
 
     def __call__(

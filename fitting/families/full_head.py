@@ -10,6 +10,7 @@ from kvbridge.geometry import KVGeometry
 def full_head(
     sender: KVGeometry, receiver: KVGeometry, layer: int, stream: str, support: tuple[int, ...]
 ) -> tuple[Group, ...]:
-    """One group of all heads; its map is `[layers · sender heads · width, receiver heads · width]`."""
+    """One group of all heads; its map is `[layers · sender heads · width, receiver heads ·
+    width]`."""
     heads = tuple(range(receiver.layers[layer].stream(stream).heads))
     return (Group(heads, tuple(Block(source, stream) for source in support)),)

@@ -1,4 +1,5 @@
-"""The maps, factors and tensors that a manifest announces, checked against both models. No torch."""
+"""The maps, factors and tensors that a manifest announces, checked against both models. No
+torch."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ KIND = "kind"
 
 
 def maps_json(maps: Maps) -> Any:
-    """What a manifest says of maps: the list of dense ones, which it does not name, or a mapping that
-    names its kind."""
+    """What a manifest says of maps: the list of dense ones, which it does not name, or a mapping
+    that names its kind."""
     body = maps.to_json()
     return body if maps.kind == DenseMaps.kind else {KIND: maps.kind, **body}
 
@@ -59,8 +60,8 @@ def read_factors(body: Any, sender: KVGeometry, name: str) -> dict[str, FactorEn
 
 
 def check_factors(factors: Mapping[str, FactorEntry], sender: KVGeometry, name: str) -> None:
-    """Raises CorruptFile unless the sender has these layers, each is named once, and their rows have
-    that many directions."""
+    """Raises CorruptFile unless the sender has these layers, each is named once, and their rows
+    have that many directions."""
     for stream, entry in factors.items():
         if len(set(entry.layers)) != len(entry.layers):
             raise CorruptFile(f"{name}: leverage of {stream[:40]!r} names a layer twice")
@@ -87,7 +88,8 @@ def factor_names(stream: str) -> tuple[str, str, str]:
 def factor_shapes(
     factors: Mapping[str, FactorEntry], sender: KVGeometry
 ) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape of factors: mean and scale `[features]`, directions `[features, rank]`."""
+    """Tensor name → shape of factors: mean and scale `[features]`, directions `[features,
+    rank]`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for stream, entry in factors.items():
         mean, scale, directions = factor_names(stream)
@@ -99,8 +101,8 @@ def factor_shapes(
 def check_tensors(
     header: Header, maps: Maps, name: str, factors: Mapping[str, FactorEntry] | None = None
 ) -> None:
-    """Raises CorruptFile unless the header holds exactly the tensors of `maps`, as they admit them, and
-    of `factors`, in F32."""
+    """Raises CorruptFile unless the header holds exactly the tensors of `maps`, as they admit them,
+    and of `factors`, in F32."""
     of_maps, of_factors = Header(header.metadata, {}), Header(header.metadata, {})
     for tensor, entry in header.tensors.items():
         part = of_factors if tensor.startswith(FACTOR) else of_maps

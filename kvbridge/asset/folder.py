@@ -1,5 +1,5 @@
-"""A translator asset on disk: an immutable folder of manifest, weights, card and sums; and its separate
-control set."""
+"""A translator asset on disk: an immutable folder of manifest, weights, card and sums; and its
+separate control set."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _asset_files(fit: Any) -> dict[str, bytes]:
         parts = (factor.mean, factor.scale, factor.directions)
         for name, part in zip(factor_names(stream), parts, strict=True):
             tensors[name] = part.detach().cpu().float().contiguous()
-    # The weights carry a digest of the manifest, and the manifest their size: the binding leaves that out.
+    # The weights carry a digest of the manifest and the manifest their size, so the digest leaves
+    # the size out.
     binding = Manifest.of_fit(fit, factors, weights_bytes=0).binding
     weights = save(tensors, metadata={METADATA_KEY: binding})
     manifest = Manifest.of_fit(fit, factors, weights_bytes=len(weights))

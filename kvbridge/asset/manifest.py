@@ -1,4 +1,5 @@
-"""What an asset says of itself, typed and checked. No torch: stores read manifests without a model."""
+"""What an asset says of itself, typed and checked. No torch: stores read manifests without a
+model."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class Manifest:
 
     @cached_property
     def binding(self) -> str:
-        """What the weights' own metadata carries: a digest of everything here but their size, so that
-        weights of another pair or another fit are told apart even where all shapes agree."""
+        """What the weights' own metadata carries: a digest of everything here but their size, so
+        that weights of another pair or another fit are told apart even where all shapes agree."""
         return digest_json(
             {name: value for name, value in self.body.items() if name != "weights_bytes"}
         )
@@ -60,13 +61,13 @@ class Manifest:
 
     @cached_property
     def fitted_on(self) -> frozenset[str] | None:
-        """Short names (64 bits of a digest) of the documents that weights and λ are from; None where
-        the asset says none."""
+        """Short names (64 bits of a digest) of the documents that weights and λ are from; None
+        where the asset says none."""
         return frozenset(self.body["fitted_on"]) if "fitted_on" in self.body else None
 
     def knows(self, document: str) -> bool:
-        """Whether the maps were fitted on the document of this name: nothing measured on it says how
-        they do elsewhere."""
+        """Whether the maps were fitted on the document of this name: nothing measured on it says
+        how they do elsewhere."""
         return self.fitted_on is not None and short_name(document) in self.fitted_on
 
     def admit(self, header: Header, name: str) -> None:
@@ -121,7 +122,8 @@ class Manifest:
         _check_features(written.receiver_features, maps, name)
         if written.parameters != maps.parameters:
             raise CorruptFile(
-                f"{name}: maps of {maps.parameters} parameters, parameters says {written.parameters}"
+                f"{name}: maps of {maps.parameters} parameters, the manifest says "
+                f"{written.parameters}"
             )
         factors = written.leverage if isinstance(written.leverage, dict) else {}
         check_factors(factors, written.sender, name)
@@ -174,8 +176,8 @@ def controls_json(translator: Any, translator_digest: str) -> dict[str, Any]:
 
 
 def _check_features(features: str, maps: Maps, name: str) -> None:
-    """Raises CorruptFile unless the receiver has these features, and the maps read them if there are
-    any."""
+    """Raises CorruptFile unless the receiver has these features, and the maps read them if there
+    are any."""
     _, hidden, layer = features.partition("hidden:")
     if hidden and int(layer) >= len(maps.receiver.layers):
         raise CorruptFile(f"{name}: {maps.receiver.model_id} has no receiver features {features}")

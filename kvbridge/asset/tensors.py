@@ -21,7 +21,8 @@ def read_tensors(
     max_tensors: int,
     announced_bytes: int | None = None,
 ) -> dict[str, Tensor]:
-    """Every tensor of a file, read only after `admit` (which raises CorruptFile) has seen the header.
+    """Every tensor of a file, read only after `admit` (which raises CorruptFile) has seen the
+    header.
 
     Raises CorruptFile: a header out of bounds, another size than announced, NaN or infinity.
     """

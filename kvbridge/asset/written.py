@@ -20,8 +20,8 @@ LayerScores = tuple[Annotated[float, Meta(gt=-_LARGEST, lt=_LARGEST)] | None, ..
 
 @dataclass(frozen=True)
 class FactorEntry:
-    """The factor of one stream: the sender layers whose rows it is of, side by side, and its number of
-    directions."""
+    """The factor of one stream: the sender layers whose rows it is of, side by side, and its number
+    of directions."""
 
     layers: Annotated[tuple[Index, ...], Meta(min_length=1)]
     rank: Index

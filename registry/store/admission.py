@@ -1,4 +1,5 @@
-"""What may enter the store: bounded before anything is allocated, read once, hashed and checked as it streams."""
+"""What may enter the store: bounded before anything is allocated, read once, hashed and checked as
+it streams."""
 
 from __future__ import annotations
 
@@ -62,11 +63,13 @@ def admit(
     sink: Sink = lambda _: Writer(),
     progress: ByteProgress = lambda done, total: None,
 ) -> Admitted:
-    """Checks an object given as file name → path and feeds its bytes to `sink`; `name` is for messages.
+    """Checks an object given as file name → path and feeds its bytes to `sink`; `name` is for
+    messages.
 
-    Every file is opened once, links and special files are refused, and what is hashed and checked is what the sink
-    gets. `bound_to` is digest and manifest of the translator that a control set or calibration must fit. Raises
-    CorruptFile, UnknownSchema or Refused; the sink's writers are then closed or not, and worthless.
+    Every file is opened once, links and special files are refused, and what is hashed and checked
+    is what the sink gets. `bound_to` is digest and manifest of the translator that a control set or
+    calibration must fit. Raises CorruptFile, UnknownSchema or Refused; the sink's writers are then
+    closed or not, and worthless.
     """
     kind = kind_of(frozenset(files))
     spec = FOLDERS[kind]
@@ -101,10 +104,10 @@ def admit(
             where = f"{name}/{spec.tensors}"
             header = read_safetensors_header(file, size, where, max_tensors=policy.max_tensors)
             _check_weights(header, size, kind, body, manifest, bound_to, where)
-            found = copy_checked(
+            weights_digest = copy_checked(
                 file, size, header, sink(spec.tensors), where, lambda n: progress(done + n, total)
             )
-            _same(found, sums[spec.tensors], where)
+            _same(weights_digest, sums[spec.tensors], where)
         progress(total, total)
     return Admitted(record, manifest)
 
@@ -118,7 +121,7 @@ def _check_weights(
     bound_to: tuple[str, Manifest] | None,
     name: str,
 ) -> None:
-    """Raises CorruptFile unless the header holds exactly what the description says, and names it."""
+    """Raises CorruptFile unless the header holds what the description says, and names it."""
     if manifest is not None:
         if size_bytes != manifest.weights_bytes:
             raise CorruptFile(
@@ -136,8 +139,8 @@ def _check_weights(
 def _check_calibration(
     header: Header, body: Any, bound_to: tuple[str, Manifest] | None, name: str
 ) -> None:
-    """Raises CorruptFile for tensors that are no floating-point ones and for a gate of other models. What its statistics
-    mean is for the gate to check when it loads them."""
+    """Raises CorruptFile for tensors that are no floating-point ones and for a gate of other
+    models. What its statistics mean is for the gate to check when it loads them."""
     if odd := sorted({dtype for dtype, _, _ in header.tensors.values()} - set(FLOAT_DTYPES)):
         raise CorruptFile(f"{name}: expected floating-point tensors, found {', '.join(odd)}")
     if bound_to is None:
@@ -174,6 +177,8 @@ def _whole(file: BinaryIO, size: int, name: str) -> bytes:
     return data
 
 
-def _same(found: str, expected: str, name: str) -> None:
-    if found != expected:
-        raise CorruptFile(f"{name}: SHA-256 is {found}, expected {expected}; fetch or fit it again")
+def _same(digest: str, expected: str, name: str) -> None:
+    if digest != expected:
+        raise CorruptFile(
+            f"{name}: SHA-256 is {digest}, expected {expected}; fetch or fit it again"
+        )

@@ -1,4 +1,5 @@
-"""Whether every weight in a stream of bytes is finite, without torch and without holding a tensor."""
+"""Whether every weight in a stream of bytes is finite, without torch and without holding a
+tensor."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ _BF16_EXPONENT = np.uint16(0x7F80)
 
 
 class FiniteScan:
-    """Fed the data bytes of a safetensors file in order (`update`), says whether NaN or infinity was among them.
+    """Fed the data bytes of a safetensors file in order (`update`), says whether NaN or infinity
+    was among them.
 
-    Holds at most 7 bytes between updates. `bad` is the dtype of the first offence, None while all is finite.
+    Holds at most 7 bytes between updates. `bad` is the dtype of the first offence, None while all
+    is finite.
     """
 
     def __init__(self, header: Header) -> None:

@@ -33,10 +33,11 @@ def copy_checked(
     name: str,
     report: Callable[[int], None],
 ) -> str:
-    """Reads a safetensors file from its start into `writer` and returns its SHA-256; `report` gets the bytes done.
+    """Reads a safetensors file from its start into `writer` and returns its SHA-256; `report` gets
+    the bytes done.
 
-    The writer has closed the file when this returns. Raises CorruptFile for another size than `size` and for weights
-    that are not finite.
+    The writer has closed the file when this returns. Raises CorruptFile for another size than
+    `size` and for weights that are not finite.
     """
     file.seek(0)
     scan, done = FiniteScan(header), 0
@@ -57,7 +58,8 @@ def copy_checked(
 
 
 class Hasher:
-    """SHA-256 of chunks, in a thread where there is more than one; at most three chunks wait. `digest` is set on exit."""
+    """SHA-256 of chunks, in a thread where there is more than one; at most three chunks wait.
+    `digest` is set on exit."""
 
     def __init__(self) -> None:
         self._state = hashlib.sha256()

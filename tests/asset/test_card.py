@@ -16,11 +16,13 @@ COMMIT = "a" * 40
 def card(
     sender="org/sender", receiver="org/receiver", *, commits=(COMMIT, COMMIT), change=None
 ) -> str:
-    ours, theirs = (
+    sender_geometry, receiver_geometry = (
         assets.geometry(sender, commit=commits[0]),
         assets.geometry(receiver, layers=3, commit=commits[1]),
     )
-    body = json.loads(assets.files(ours, theirs, change=change)["manifest.json"])
+    body = json.loads(
+        assets.files(sender_geometry, receiver_geometry, change=change)["manifest.json"]
+    )
     return model_card(Manifest.from_json(body, "x"))
 
 
@@ -65,8 +67,8 @@ def test_a_folder_that_looks_like_an_id_has_no_commit():
 def test_scores_stand_beside_the_control_s():
     text = card(change=lambda body: body["scores"].update(v_r2=[0.6, 0.8]))
     assert (
-        "| receiver layer | K R² | K R², token-only | V R² | V R², token-only | attention-output cosine |"
-        in text
+        "| receiver layer | K R² | K R², token-only | V R² | V R², token-only "
+        "| attention-output cosine |" in text
     )
     assert "| 1 | 0.700 | 0.500 | 0.600 | 0.250 | 0.900 |" in text
     assert "| mean | 0.700 | 0.500 | 0.700 | 0.250 | 0.900 |" in text

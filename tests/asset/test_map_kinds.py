@@ -1,4 +1,4 @@
-"""Kinds of maps: a newcomer is one class and one entry of MAP_KINDS, and everything else follows."""
+"""A new kind of maps is one class and one entry of MAP_KINDS; everything else follows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ TEXT = documents()[-1].text
 
 @dataclass(frozen=True)
 class LowRank(Maps):
-    """`y = (x A) B + b`: x is K and V of some sender layers, A is shared by every receiver layer and stream.
+    """`y = (x A) B + b`: x is K and V of some sender layers, A is shared by every receiver layer
+    and stream.
 
-    B is int8, one fp32 `scale` per output; A `[inputs, rank]`, B `[rank, outputs]` of all receiver streams.
+    B is int8, one fp32 `scale` per output; A `[inputs, rank]`, B `[rank, outputs]` of all receiver
+    streams.
     """
 
     sources: tuple[int, ...]

@@ -21,7 +21,8 @@ def asset(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _bounded_memory() -> Iterator[None]:
-    """Whatever a file claims, reading it takes no more memory than a few times its size (measured where Linux tells)."""
+    """Whatever a file claims, reading it takes no more memory than a few times its size (measured
+    where Linux tells)."""
     reset = Path("/proc/self/clear_refs")
     try:
         reset.write_text("5")

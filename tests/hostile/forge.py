@@ -1,4 +1,5 @@
-"""Makes a sound asset without any model, and forges it: changed in one place, every sum and binding computed anew."""
+"""Makes a sound asset without any model, and forges it: changed in one place, every sum and binding
+computed anew."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def join_weights(path: Path, header: Any, data: bytes) -> None:
 def forge_manifest(
     folder: Path, change: Callable[[dict[str, Any]], Any], *, bind: bool = True
 ) -> None:
-    """Changes the manifest (`change` modifies the body or returns another), then weights' binding, sizes and sums."""
+    """Changes the manifest (`change` modifies the body or returns another), then weights' binding,
+    sizes and sums."""
     body = json.loads((folder / MANIFEST).read_text("utf-8"))
     other = change(body)
     body = body if other is None else other
@@ -146,11 +148,11 @@ def refused(
     load: Callable[[Path], Any] = kvbridge.load_asset,
 ) -> str:
     """What `load` says when it refuses `path` with an error of exactly this kind."""
-    with pytest.raises(FileError) as found:
+    with pytest.raises(FileError) as refusal:
         load(path)
-    assert type(found.value) is kind, repr(found.value)
-    assert len(str(found.value)) < 2000
-    return str(found.value)
+    assert type(refusal.value) is kind, repr(refusal.value)
+    assert len(str(refusal.value)) < 2000
+    return str(refusal.value)
 
 
 def set_at(*path, value):

@@ -26,9 +26,9 @@ def test_controls_that_are_not_this_translators(asset, tmp_path):
     assert kvbridge.load_controls(loaded).sender_layers == ()
 
     def refuse(folder, kind=CorruptFile):
-        with pytest.raises(FileError) as found:
+        with pytest.raises(FileError) as refusal:
             kvbridge.load_controls(loaded, folder)
-        assert type(found.value) is kind
+        assert type(refusal.value) is kind
 
     refuse(other)
     refuse(asset)
@@ -60,13 +60,14 @@ def test_controls_that_are_not_this_translators(asset, tmp_path):
 def test_hostile_controls(asset, what, kind):
     loaded = kvbridge.load_asset(asset)
     forge_manifest(CONTROL_SET.beside(asset), what)
-    with pytest.raises(FileError) as found:
+    with pytest.raises(FileError) as refusal:
         kvbridge.load_controls(loaded)
-    assert type(found.value) is kind
+    assert type(refusal.value) is kind
 
 
 def test_controls_that_read_the_sender_are_refused(asset):
-    """A control with a sender block would make the token-only floor as high as the translation itself."""
+    """A control with a sender block would make the token-only floor as high as the translation
+    itself."""
     loaded = kvbridge.load_asset(asset)
     folder = CONTROL_SET.beside(asset)
     shutil.copy(asset / WEIGHTS, folder / CONTROLS)

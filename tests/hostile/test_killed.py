@@ -14,7 +14,8 @@ from kvbridge.format import CONTROL_SET
 from tests.hostile.forge import made_fit
 
 KILLS = 30
-# Saves forever under new names in one process (importing torch for each save would take seconds): "n" says save n begins.
+# Saves forever under new names in one process (importing torch for each save would take seconds):
+# "n" says save n begins.
 WRITER = """
 import os, sys, itertools
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Hostile and damaged snapshots: each is refused as a FileError, and one of another text is a Decision."""
+"""Hostile and damaged snapshots: each is refused as a FileError, and one of another text is a
+Decision."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def forge(
     body: Callable[[dict], Any] | None = None,
     tensors: Callable[[dict], Any] | None = None,
 ) -> None:
-    """Writes the snapshot changed, its digest computed anew wherever the metadata can still be read."""
+    """Writes the snapshot changed, its digest computed anew wherever the metadata can still be
+    read."""
     own = snapshot()
     held: dict[str, Tensor] = {
         f"layers.{i}.{n}": t.contiguous()

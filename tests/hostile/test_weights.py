@@ -1,4 +1,5 @@
-"""Hostile weights, every sum and binding right: each is refused as a FileError before it costs memory."""
+"""Hostile weights, every sum and binding right: each is refused as a FileError before it costs
+memory."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ BAD_WEIGHTS = {
     "header with NaN": lambda h, d: (b'{"a": NaN}', d),
     "header nested": lambda h, d: (b"[" * 200_000, d),
     "a tensor twice": lambda h, d: (
-        b'{"a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}, "a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}}',
+        b'{"a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
+        b' "a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}}',
         b"",
     ),
     "entry a list": lambda h, d: ({**h, "target.0.k.W": []}, d),

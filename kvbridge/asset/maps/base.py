@@ -1,4 +1,5 @@
-"""What a kind of map must be able to say and do. No torch: a kind is given its tensors, `x @ W + b` needs no import."""
+"""What a kind of map must be able to say and do. No torch: a kind is given its tensors, `x @ W + b`
+needs no import."""
 
 from __future__ import annotations
 
@@ -49,12 +50,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Maps(ABC):
-    """All maps of one translator, as its manifest describes them; the numbers are in tensors beside it.
+    """All maps of one translator, as its manifest describes them; the numbers stand in tensors.
 
-    `features`: whether they read receiver features. A kind describes a whole translator, so that one product may
-    serve every layer. Tensors keep the names and dtypes that they have in the file, which is why no kind has anything
-    to do to be saved, loaded or moved; `shapes` says which there are. Methods that take `layers` answer for those
-    receiver layers alone. None of this modifies its arguments.
+    `features`: whether they read receiver features. A kind describes a whole translator, so that
+    one product may serve every layer. Tensors keep the names and dtypes that they have in the file,
+    which is why no kind has anything to do to be saved, loaded or moved; `shapes` says which there
+    are. Methods that take `layers` answer for those receiver layers alone. None of this modifies
+    its arguments.
     """
 
     sender: KVGeometry
@@ -67,12 +69,13 @@ class Maps(ABC):
     @classmethod
     @abstractmethod
     def read(cls, body: Any, sender: KVGeometry, receiver: KVGeometry, name: str) -> Self:
-        """The inverse of `to_json`, of JSON that may be hostile: raises CorruptFile naming `name`, or UsageError as
-        the constructor does, unless every index is within its geometry."""
+        """The inverse of `to_json`, of JSON that may be hostile: raises CorruptFile naming `name`,
+        or UsageError as the constructor does, unless every index is within its geometry."""
 
     @abstractmethod
     def to_json(self) -> Any:
-        """What the manifest says of the maps, in plain JSON types; a mapping for every kind but the dense one."""
+        """What the manifest says of the maps, in plain JSON types; a mapping for every kind but the
+        dense one."""
 
     @property
     @abstractmethod
@@ -96,15 +99,16 @@ class Maps(ABC):
     def apply(
         self, weights: Mapping[str, Tensor], rows: Rows, layers: range
     ) -> dict[int, dict[str, Tensor]]:
-        """Receiver layer → stream → `[tokens, heads, width]` in content space, in any floating-point dtype."""
+        """Receiver layer → stream → `[tokens, heads, width]` in content space, in any
+        floating-point dtype."""
 
     def names(self, layers: range) -> tuple[str, ...]:
-        """Names of the tensors that `apply` needs; all of them, unless a kind keeps layers apart."""
+        """Names of the tensors that `apply` needs: all, unless a kind keeps layers apart."""
         return tuple(self.shapes)
 
     def dtypes(self, tensor: str) -> Sequence[str]:
-        """Dtypes, as safetensors calls them, that a tensor may have in the file. Tensors that may have several must
-        all have the same one."""
+        """Dtypes, as safetensors calls them, that a tensor may have in the file. Tensors that may
+        have several must all have the same one."""
         return FLOAT_DTYPES
 
     @cached_property
@@ -113,11 +117,11 @@ class Maps(ABC):
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def admit(self, header: Header, name: str) -> None:
-        """Raises CorruptFile unless the header of a file holds these maps' tensors and no others, in the
-        dtypes that they may have.
+        """Raises CorruptFile unless the header of a file holds these maps' tensors and no others,
+        in the dtypes that they may have.
 
-        Called before any tensor is allocated. The header itself is sound by then: its byte ranges hold
-        the shapes that it states.
+        Called before any tensor is allocated. The header itself is sound by then: its byte ranges
+        hold the shapes that it states.
         """
         expect_tensors(header, self.shapes, "the manifest", name)
         free: set[str] = set()

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Receiver heads that share one affine map, and the sender blocks it reads (receiver features come before them)."""
+    """Receiver heads that share one affine map, and the sender blocks it reads (receiver features
+    come before them)."""
 
     heads: tuple[int, ...]
     blocks: tuple[Block, ...]
@@ -27,7 +28,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A group as manifests hold it: each block is a sender layer, a stream, and its heads or None."""
+    """A group as manifests hold it: a block is a sender layer, a stream, and heads or None."""
 
     heads: tuple[Index, ...]
     blocks: tuple[tuple[Index, str, tuple[Index, ...] | None], ...]
@@ -57,8 +58,8 @@ class MapEntry:
 class DenseMaps(Maps):
     """`groups[receiver layer, stream]`: every head of the stream is in exactly one of them.
 
-    Of a group, W is `[inputs, heads·width]` and b `[heads·width]`, where x is the receiver's features (if `features`)
-    followed by the group's blocks.
+    Of a group, W is `[inputs, heads·width]` and b `[heads·width]`, where x is the receiver's
+    features (if `features`) followed by the group's blocks.
     """
 
     groups: Mapping[Target, tuple[Group, ...]]
@@ -168,7 +169,8 @@ class DenseMaps(Maps):
 
 
 def tensor_names(layer: int, stream: str, groups: int) -> list[tuple[str, str]]:
-    """Names of W and b, group by group: `target.{layer}.{k|v}.{W|b}`, numbered where there are several groups."""
+    """Names of W and b, group by group: `target.{layer}.{k|v}.{W|b}`, numbered where there are
+    several groups."""
     stem = f"target.{layer}.{stream}"
     if groups == 1:
         return [(f"{stem}.W", f"{stem}.b")]

@@ -1,4 +1,4 @@
-"""The fitted translator: frozen, callable, maps of some kind with their tensors, in content space."""
+"""The fitted translator: frozen, callable, maps of some kind and their tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from kvbridge.geometry import KVGeometry, digest_json
 
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """Maps of receiver layers, with the tensors that they are made of, under the names that they have in the file.
+    """Maps of receiver layers, with the tensors that they are made of, under the names that they
+    have in the file.
 
-    Layers without a map, or outside `span` (None: all are inside), are the receiver's to compute. `receiver_features`
-    is `none`, `embeddings` or `hidden:m`. Raises UsageError where tensors are missing or of other shapes.
+    Layers without a map, or outside `span` (None: all are inside), are the receiver's to compute.
+    `receiver_features` is `none`, `embeddings` or `hidden:m`. Raises UsageError where tensors are
+    missing or of other shapes.
     """
 
     family: str
@@ -98,7 +100,8 @@ class Translator:
         return replace(self, tensors=tensors)
 
     def only(self, layers: range) -> Translator:
-        """The part of this translator that makes `layers` of the receiver, with the tensors it needs, not copied."""
+        """The part of this translator that makes `layers` of the receiver, with the tensors it
+        needs, not copied."""
         whole = self.within(layers.start)
         span = range(whole.start, min(whole.stop, layers.stop))
         tensors = {name: self.tensors[name] for name in self.maps.names(span)}
@@ -110,13 +113,14 @@ class Translator:
     ) -> dict[int, LayerKV]:
         """Translates aligned rows.
 
-        content[sender layer][stream] `[tokens, heads, width]`, features `[tokens, hidden]` or None, both already
-        one row per receiver token. Returns receiver layer → stream → `[tokens, heads, width]` fp32 in content
-        space, for layers from `skip_layers` on. Arguments are not modified.
+        content[sender layer][stream] `[tokens, heads, width]`, features `[tokens, hidden]` or None,
+        both already one row per receiver token. Returns receiver layer → stream → `[tokens, heads,
+        width]` fp32 in content space, for layers from `skip_layers` on. Arguments are not modified.
         """
         if self.maps.features and features is None:
             raise UsageError(
-                f"this translator reads receiver features ({self.receiver_features}); none were given"
+                f"this translator reads receiver features ({self.receiver_features}); "
+                "none were given"
             )
         rows = AlignedRows(content, features)
         translated = self.maps.apply(self.tensors, rows, self.within(skip_layers))
