@@ -1,9 +1,10 @@
-"""From the bytes of a JSON file to a typed object, or to one line that says what is wrong. No torch.
+"""From the bytes of a JSON file to a typed object, or to one line that says what is wrong. No
+torch.
 
 A file is described by a dataclass: its fields are the file's, its annotations (`Annotated` with
-`msgspec.Meta`, `Literal`, nested dataclasses) say what may stand in each, and a `__post_init__` that
-raises ValueError states what no type can. `parse_json` bounds what is built and refuses what JSON
-readers disagree on; `convert` then checks strictly: nothing is coerced but a whole number to a
+`msgspec.Meta`, `Literal`, nested dataclasses) say what may stand in each, and a `__post_init__`
+that raises ValueError states what no type can. `parse_json` bounds what is built and refuses what
+JSON readers disagree on; `convert` then checks strictly: nothing is coerced but a whole number to a
 float, and no field is missing or unknown. A field that may be missing is `T | UnsetType = UNSET`.
 """
 
@@ -55,7 +56,8 @@ def convert(body: object, kind: type[T], name: str, *, partial: bool = False) ->
     """`body`, as `parse_json` gives it, as an object of `kind`; raises CorruptFile.
 
     The message names the file, the path within it, what was expected and, cut, what was found.
-    `partial`: fields that `kind` does not have are passed over, and such as have a default may miss.
+    `partial`: fields that `kind` does not have are passed over, and such as have a default may
+    miss.
     """
     try:
         value = msgspec.convert(body, kind)
@@ -81,8 +83,8 @@ def to_json(value: Any) -> Any:
 
 
 def check_schema(body: object, schema: str | int, name: str, advice: str = "") -> dict[str, Any]:
-    """`body` itself, an object of that schema. Raises CorruptFile where it names none, UnknownSchema
-    where it names another."""
+    """`body` itself, an object of that schema. Raises CorruptFile where it names none,
+    UnknownSchema where it names another."""
     advice = advice or "use the matching kvbridge"
     if not isinstance(body, dict) or "schema" not in body:
         raise CorruptFile(f"{name}: expected schema {schema}, found none; {advice}")
@@ -93,8 +95,8 @@ def check_schema(body: object, schema: str | int, name: str, advice: str = "") -
 
 
 def _check_fields(body: Any, value: object, name: str, path: str) -> None:
-    """Raises CorruptFile where an object in `body` has other fields than the dataclass that it became:
-    msgspec passes over unknown ones and fills in defaults."""
+    """Raises CorruptFile where an object in `body` has other fields than the dataclass that it
+    became: msgspec passes over unknown ones and fills in defaults."""
     if is_dataclass(value):
         members = {field.name: getattr(value, field.name) for field in fields(value)}
         wanted = {member for member, held in members.items() if held is not UNSET}
@@ -131,8 +133,8 @@ def _told(message: str, body: object) -> str:
 
 
 def _value_at(body: Any, path: str) -> tuple[Any, bool]:
-    """The value at a path as msgspec writes it, and whether the path leads there: it does not through
-    the values of a mapping, which msgspec leaves unnamed."""
+    """The value at a path as msgspec writes it, and whether the path leads there: it does not
+    through the values of a mapping, which msgspec leaves unnamed."""
     position = 0
     for step in _STEP.finditer(path):
         if step.start() != position:
@@ -144,8 +146,8 @@ def _value_at(body: Any, path: str) -> tuple[Any, bool]:
 
 
 def parse_json(raw: bytes, name: str) -> object:
-    """JSON without duplicate keys, NaN, infinities, lone surrogates or bad UTF-8; raises CorruptFile
-    naming `name`.
+    """JSON without duplicate keys, NaN, infinities, lone surrogates or bad UTF-8; raises
+    CorruptFile naming `name`.
 
     The number of values is bounded by MAX_JSON_VALUES before anything is built: a few bytes of text
     would otherwise become a hundred bytes of objects each.
@@ -215,6 +217,7 @@ def read_json(path: Path) -> object:
 
 
 def json_bytes(body: Mapping[str, Any], *, ascii_only: bool = True) -> bytes:
-    """`body` as files hold it: sorted, one value a line, without NaN; the same body, the same bytes."""
+    """`body` as files hold it: sorted, one value a line, without NaN; the same body, the same
+    bytes."""
     text = json.dumps(body, sort_keys=True, indent=1, ensure_ascii=ascii_only, allow_nan=False)
     return f"{text}\n".encode()

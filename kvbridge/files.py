@@ -41,7 +41,8 @@ def sync_folder(path: Path) -> None:
 
 
 def publish_folder(path: Path, files: Mapping[str, bytes]) -> str:
-    """Writes `files` plus SHA256SUMS as folder `path`, whole or not at all; returns the digest of SHA256SUMS.
+    """Writes `files` plus SHA256SUMS as folder `path`, whole or not at all; returns the digest of
+    SHA256SUMS.
 
     Publishing the same content again changes nothing; other content at `path` raises AlreadyExists.
     """
@@ -80,10 +81,11 @@ def remove_folder(path: Path) -> None:
 
 
 def verify_folder(path: Path, *, required: frozenset[str]) -> str:
-    """Checks a published folder against its SHA256SUMS, reading every byte; returns the folder's digest.
+    """Checks a published folder against its SHA256SUMS, reading every byte; returns the folder's
+    digest.
 
-    It holds exactly the `required` files and their list. Raises CorruptFile: a file missing, added, linked, renamed or
-    changed.
+    It holds exactly the `required` files and their list. Raises CorruptFile: a file missing, added,
+    linked, renamed or changed.
     """
     try:
         present = {entry.name for entry in path.iterdir()}
@@ -118,16 +120,17 @@ def verify_folder(path: Path, *, required: frozenset[str]) -> str:
             f"{sums_path}: expected to list {', '.join(sorted(required))} and nothing else"
         )
     for name, expected in listed.items():
-        found = file_digest(path / name)
-        if found != expected:
+        actual = file_digest(path / name)
+        if actual != expected:
             raise CorruptFile(
-                f"{path / name}: SHA-256 is {found}, expected {expected}; fetch or fit it again"
+                f"{path / name}: SHA-256 is {actual}, expected {expected}; fetch or fit it again"
             )
     return hashlib.sha256(raw).hexdigest()
 
 
 def parse_sums(raw: bytes, name: str) -> dict[str, str]:
-    """File name → SHA-256 of a SHA256SUMS; names are plain, never paths. Raises CorruptFile naming `name`.
+    """File name → SHA-256 of a SHA256SUMS; names are plain, never paths. Raises CorruptFile naming
+    `name`.
 
     Only the form that `sums_of` writes is taken: the same files have one digest.
     """
@@ -166,7 +169,8 @@ def file_digest(path: Path) -> str:
 
 
 def regular(path: Path) -> None:
-    """Raises CorruptFile for what is not a file: opening a pipe would wait for ever, a device would never end."""
+    """Raises CorruptFile for what is not a file: opening a pipe would wait for ever, a device would
+    never end."""
     try:
         sound = stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError) as error:
@@ -176,7 +180,8 @@ def regular(path: Path) -> None:
 
 
 def stands_already(path: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether exactly `files` were published at `path`, False where nothing is; raises AlreadyExists for other content."""
+    """Whether exactly `files` were published at `path`, False where nothing is; raises
+    AlreadyExists for other content."""
     if not os.path.lexists(path) or (
         path.is_dir() and not path.is_symlink() and not any(path.iterdir())
     ):
@@ -187,5 +192,6 @@ def stands_already(path: Path, files: Mapping[str, bytes]) -> bool:
     except CorruptFile:
         pass
     raise AlreadyExists(
-        f"{path}: something else stands there already; assets are never overwritten, choose another path"
+        f"{path}: something else stands there already; assets are never overwritten, "
+        "choose another path"
     )

@@ -1,7 +1,8 @@
-"""Every file's name, suffix, schema and limit, stated once. Imports nothing of kvbridge and no torch.
+"""Every file's name, suffix, schema and limit, stated once. Imports nothing of kvbridge and no
+torch.
 
-A folder format is a set of files that is published whole together with `SHA256SUMS`, whose digest is
-the folder's. Readers refuse another schema, another set of files, and whatever exceeds a limit.
+A folder format is a set of files that is published whole together with `SHA256SUMS`, whose digest
+is the folder's. Readers refuse another schema, another set of files, and whatever exceeds a limit.
 """
 
 from __future__ import annotations

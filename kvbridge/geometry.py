@@ -1,4 +1,5 @@
-"""What a model's KV cache looks like, and which exact model it belongs to. No torch: manifests use it too."""
+"""What a model's KV cache looks like, and which exact model it belongs to. No torch: manifests use
+it too."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class LayerGeometry:
-    """One decoder layer: its kind (`full` or `sliding`), window in tokens, streams and weights digest."""
+    """One decoder layer: its kind (`full` or `sliding`), window in tokens, streams and weights
+    digest."""
 
     kind: Annotated[str, codec.one_of("full", "sliding")]
     streams: Annotated[tuple[Stream, ...], Meta(min_length=1)]
@@ -59,9 +61,9 @@ class LayerGeometry:
 class KVGeometry:
     """The contract of a model's cache: shapes and everything that alters a value in it.
 
-    `weights_digest` covers every tensor (adapters included), `embedding_digest` what enters layer 0,
-    each layer's digest its own tensors. `attention_heads` counts query heads per layer, `layer_parameters`
-    the numbers in all decoder layers together.
+    `weights_digest` covers every tensor (adapters included), `embedding_digest` what enters layer
+    0, each layer's digest its own tensors. `attention_heads` counts query heads per layer,
+    `layer_parameters` the numbers in all decoder layers together.
     """
 
     model_id: str
@@ -103,16 +105,17 @@ class KVGeometry:
 
     @classmethod
     def from_json(cls, body: object, name: str = "geometry of a model") -> KVGeometry:
-        """Raises CorruptFile naming `name` where a field is missing, unknown, of another type or out of
-        range."""
+        """Raises CorruptFile naming `name` where a field is missing, unknown, of another type or
+        out of range."""
         return codec.convert(body, cls, name)
 
 
 def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
     """How many leading layers cache bit-identical KV in both models for the same tokens.
 
-    Layer i's KV follows from the tokens, the embedding, RoPE, adapters and the weights of layers 0..i: it is shared
-    while all of those are identical. A tuned model that keeps its lower layers shares them with its base.
+    Layer i's KV follows from the tokens, the embedding, RoPE, adapters and the weights of layers
+    0..i: it is shared while all of those are identical. A tuned model that keeps its lower layers
+    shares them with its base.
     """
     same_inputs = (
         sender.tokenizer_digest == receiver.tokenizer_digest

@@ -40,7 +40,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """What a header says of one tensor."""
 
     dtype: Annotated[str, codec.one_of(*_DTYPE_BYTES)]
@@ -73,7 +73,8 @@ def check_safetensors_header(
 
 
 def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors: int) -> Header:
-    """The header of an open file of `size` bytes, read from its start; raises CorruptFile naming `name`."""
+    """The header of an open file of `size` bytes, read from its start; raises CorruptFile naming
+    `name`."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
         raise CorruptFile(
@@ -87,7 +88,7 @@ def read_safetensors_header(file: BinaryIO, size: int, name: str, *, max_tensors
         raise CorruptFile(f"{name}: {len(body)} tensors, more than the {max_tensors} allowed")
     tensors = {}
     for tensor, said in body.items():
-        entry = codec.convert(said, Entry, f"{name}: tensor {tensor[:80]!r}")
+        entry = codec.convert(said, TensorEntry, f"{name}: tensor {tensor[:80]!r}")
         tensors[tensor] = (entry.dtype, entry.shape, entry.data_offsets)
     _check_ranges([where for _, _, where in tensors.values()], size - 8 - length, name)
     return Header(metadata, tensors)
@@ -109,8 +110,8 @@ def _check_ranges(ranges: list[tuple[int, int]], data_bytes: int, name: str) -> 
 def expect_tensors(
     header: Header, shapes: Mapping[str, tuple[int, ...]], owner: str, name: str
 ) -> None:
-    """Raises CorruptFile unless the header holds exactly tensors of these names and shapes, which the
-    `owner` (`the manifest`) announces."""
+    """Raises CorruptFile unless the header holds exactly tensors of these names and shapes, which
+    the `owner` (`the manifest`) announces."""
     held = {tensor: shape for tensor, (_, shape, _) in header.tensors.items()}
     if held != shapes:
         names = held.keys() | shapes.keys()
@@ -119,7 +120,7 @@ def expect_tensors(
 
 
 def expect_binding(header: Header, binding: str, owner: str, name: str) -> None:
-    """Raises CorruptFile unless the metadata carries the digest of what describes these tensors, the
-    `owner` (`this manifest`): equal shapes are no proof."""
+    """Raises CorruptFile unless the metadata carries the digest of what describes these tensors,
+    the `owner` (`this manifest`): equal shapes are no proof."""
     if header.metadata != {METADATA_KEY: binding}:
         raise CorruptFile(f"{name}: these tensors are not of {owner}; fetch or make it again")

@@ -1,7 +1,8 @@
-"""The raw record of an evaluation: one JSON object per (item, task, condition) in an append-only JSONL file.
+"""The raw record of an evaluation: one JSON object per (item, task, condition) in an append-only
+JSONL file.
 
-Every figure shown anywhere is recomputed from these rows. A run that was cut continues: complete rows stay,
-a torn last line is cut off, and `RowWriter.done` says what need not be run again.
+Every figure shown anywhere is recomputed from these rows. A run that was cut continues: complete
+rows stay, a torn last line is cut off, and `RowWriter.done` says what need not be run again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ TASKS = ("continuation", "recall", "multiple_choice", "qa")
 STATUSES = ("ok", "failed", "excluded")
 VERDICTS = ("use", "use_approximate", "discard")
 
-Key = tuple[str, str, str]
+RowKey = tuple[str, str, str]
 Text = Annotated[str, Meta(min_length=1, description="be a non-empty string")]
 Whole = Annotated[int, Meta(ge=0, description="be a whole number ≥ 0")]
 Correct = Annotated[int, Meta(ge=0, le=1, description="be one of 0, 1 or null")]
-Tail = Annotated[int, Meta(ge=1, description="be a whole number ≥ 1 or null")]
+TailTokens = Annotated[int, Meta(ge=1, description="be a whole number ≥ 1 or null")]
 Figure = Annotated[float, Meta(description="be a number or null")]
-Part = Annotated[float, Meta(ge=0, le=1, description="lie in [0, 1] or be null")]
+ShareFigure = Annotated[float, Meta(ge=0, le=1, description="lie in [0, 1] or be null")]
 """What a field may hold, and the words for it in messages."""
 
 
@@ -40,12 +41,12 @@ Part = Annotated[float, Meta(ge=0, le=1, description="lie in [0, 1] or be null")
 class Row:
     """What one condition did on one item. Fields that do not apply are None.
 
-    `document` is the cluster the item is resampled with. `loss` is the sum of nats over the `tokens` scored
-    tokens, which cover `characters` characters; `kl` is the mean KL(native ‖ condition) over them,
-    `agreement` the share with native's argmax. `chance` is what guessing scores on the item.
-    `tail` is how many of the last tokens the receiver recomputed. `flops` and `ttft_ms` are what the condition
-    alone needs up to the first token, `prefill_share` these FLOPs over the receiver's dense prefill's.
-    `score` is the gate's predicted risk: lower is safer.
+    `document` is the cluster the item is resampled with. `loss` is the sum of nats over the
+    `tokens` scored tokens, which cover `characters` characters; `kl` is the mean KL(native ‖
+    condition) over them, `agreement` the share with native's argmax. `chance` is what guessing
+    scores on the item. `tail` is how many of the last tokens the receiver recomputed. `flops` and
+    `ttft_ms` are what the condition alone needs up to the first token, `prefill_share` these FLOPs
+    over the receiver's dense prefill's. `score` is the gate's predicted risk: lower is safer.
     """
 
     pair: Text
@@ -58,14 +59,14 @@ class Row:
     tokens: Whole = 0
     characters: Whole = 0
     kl: Figure | None = None
-    agreement: Part | None = None
+    agreement: ShareFigure | None = None
     correct: Correct | None = None
-    f1: Part | None = None
-    chance: Part | None = None
+    f1: ShareFigure | None = None
+    chance: ShareFigure | None = None
     prefill_share: Figure | None = None
     ttft_ms: Figure | None = None
     flops: Whole | None = None
-    tail: Tail | None = None
+    tail: TailTokens | None = None
     verdict: Annotated[str, one_of(*VERDICTS)] | None = None
     score: Figure | None = None
     status: Annotated[str, one_of(*STATUSES)] = "ok"
@@ -73,7 +74,7 @@ class Row:
     schema: int = ROW_SCHEMA
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RowKey:
         return (self.item, self.task, self.condition)
 
     def checked(self) -> Row:
@@ -84,7 +85,7 @@ class Row:
         data.
         """
         infinite = [name for name in FIGURES if _is_infinite(getattr(self, name))]
-        for name, (kind, words) in EXPECTED.items():
+        for name, (kind, words) in CHECKED_FIELDS.items():
             value = getattr(self, name)
             # NumPy's floats are floats to Python, but not to msgspec.
             given = float(value) if isinstance(value, float) else value
@@ -103,7 +104,8 @@ class Row:
             return replace(self, **blank, status=status, reason=reason)
         if self.loss is not None and (self.characters == 0 or self.loss < 0):
             raise EvalError(
-                f"row {self.key}: {self.loss!r} nats over {self.characters} characters is not a possible loss"
+                f"row {self.key}: {self.loss!r} nats over {self.characters} characters "
+                "is not a possible loss"
             )
         return self
 
@@ -122,14 +124,17 @@ def _words(kind: Any) -> str:
 
 
 _KINDS = get_type_hints(Row, include_extras=True)
-EXPECTED = {name: (kind, _words(kind)) for name, kind in _KINDS.items() if _words(kind)}
+CHECKED_FIELDS = {name: (kind, _words(kind)) for name, kind in _KINDS.items() if _words(kind)}
 """Fields with the type that checks each, and the words for it."""
-FIGURES = tuple(name for name, kind in _KINDS.items() if kind in (Figure | None, Part | None))
+FIGURES = tuple(
+    name for name, kind in _KINDS.items() if kind in (Figure | None, ShareFigure | None)
+)
 _REQUIRED = {"schema", "pair", "item", "document", "task", "condition"}
 
 
 def parse_row(line: bytes | str, where: str) -> Row:
-    """A row from its JSON line, `where` naming it in errors: UnknownSchema, CorruptFile or EvalError."""
+    """A row from its JSON line, `where` naming it in errors: UnknownSchema, CorruptFile or
+    EvalError."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -140,7 +145,8 @@ def parse_row(line: bytes | str, where: str) -> Row:
         raise CorruptFile(f"{where}: expected a JSON object, found {type(record).__name__}")
     if record.get("schema") != ROW_SCHEMA:
         raise UnknownSchema(
-            f"{where}: expected row schema {ROW_SCHEMA}, found {record.get('schema')!r}; write to a new folder"
+            f"{where}: expected row schema {ROW_SCHEMA}, found {record.get('schema')!r}; "
+            "write to a new folder"
         )
     if (missing := _REQUIRED - record.keys()) or (unknown := record.keys() - _KINDS.keys()):
         what = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
@@ -153,7 +159,8 @@ def parse_row(line: bytes | str, where: str) -> Row:
 
 @dataclass(frozen=True)
 class RowFile:
-    """The rows of a file; `torn_bytes` is the length of the incomplete last line that was left out."""
+    """The rows of a file; `torn_bytes` is the length of the incomplete last line that was left
+    out."""
 
     rows: list[Row] = field(default_factory=list)
     torn_bytes: int = 0
@@ -162,9 +169,9 @@ class RowFile:
 def read_rows(path: Path | str, *, pair: str | None = None, repair: bool = True) -> RowFile:
     """Read and check a rows file; with `repair` a torn last line is also cut off on disk.
 
-    A last line that is a complete row but lacks its newline is kept and completed. Raises EvalError for a
-    row of another pair and for a duplicate (item, task, condition), CorruptFile for damage before the last
-    line, UnknownSchema.
+    A last line that is a complete row but lacks its newline is kept and completed. Raises EvalError
+    for a row of another pair and for a duplicate (item, task, condition), CorruptFile for damage
+    before the last line, UnknownSchema.
     """
     path = Path(path)
     try:
@@ -187,17 +194,19 @@ def read_rows(path: Path | str, *, pair: str | None = None, repair: bool = True)
         else []
     )
     rows: list[Row] = []
-    first_seen: dict[Key, int] = {}
+    first_seen: dict[RowKey, int] = {}
     for number, line in enumerate(lines, start=1):
         where = f"{path} line {number}"
         row = parse_row(line, where)
         if row.pair != (expected := pair or (rows[0].pair if rows else row.pair)):
             raise EvalError(
-                f"{where}: expected rows of pair {expected}, found {row.pair}; use another output folder"
+                f"{where}: expected rows of pair {expected}, found {row.pair}; "
+                "use another output folder"
             )
         if row.key in first_seen:
             raise EvalError(
-                f"{where}: (item, task, condition) {row.key} is already on line {first_seen[row.key]}"
+                f"{where}: (item, task, condition) {row.key} is already on line "
+                f"{first_seen[row.key]}"
             )
         first_seen[row.key] = number
         rows.append(row)
@@ -215,9 +224,9 @@ def _is_json(line: bytes) -> bool:
 class RowWriter:
     """Appends rows to a file, each flushed, each (item, task, condition) once; a context manager.
 
-    Opening reads what is there, repairs a torn last line and takes an exclusive lock, so that two runs
-    cannot interleave (EvalError). `done` holds the keys present, failed and excluded rows among them;
-    `torn_bytes` what was cut off.
+    Opening reads what is there, repairs a torn last line and takes an exclusive lock, so that two
+    runs cannot interleave (EvalError). `done` holds the keys present, failed and excluded rows
+    among them; `torn_bytes` what was cut off.
     """
 
     def __init__(self, path: Path | str, pair: str) -> None:
@@ -226,7 +235,7 @@ class RowWriter:
         self._file: IO[str] = self.path.open("a", encoding="utf-8", newline="\n")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = read_rows(self.path, pair=pair)
+            before = read_rows(self.path, pair=pair)
         except BlockingIOError:
             self._file.close()
             raise EvalError(
@@ -235,17 +244,18 @@ class RowWriter:
         except BaseException:
             self._file.close()
             raise
-        self.done: set[Key] = {row.key for row in found.rows}
-        self.torn_bytes = found.torn_bytes
+        self.done: set[RowKey] = {row.key for row in before.rows}
+        self.torn_bytes = before.torn_bytes
 
     def write(self, row: Row) -> Row:
-        """Append `row` and flush; returns it as stored (a NaN makes it an excluded row). Raises EvalError."""
+        """Append `row` and flush; returns it as stored (a NaN makes it an excluded row). Raises
+        EvalError."""
         return self.write_all([row])[0]
 
     def write_all(self, rows: Iterable[Row]) -> list[Row]:
-        """Append several rows in one piece, so that a killed run seldom leaves part of an item; returns them as stored.
-        Raises EvalError, then none of them is written."""
-        stored: dict[Key, Row] = {}
+        """Append several rows in one piece, so that a killed run seldom leaves part of an item;
+        returns them as stored. Raises EvalError, then none of them is written."""
+        stored: dict[RowKey, Row] = {}
         for row in rows:
             if row.pair != self.pair:
                 raise EvalError(f"expected a row of pair {self.pair}, found {row.pair}")

@@ -71,8 +71,8 @@ def load_calibration(path: str | Path, asset: Asset) -> Calibration:
 
 
 def _check_thresholds(saved: SavedCalibration, name: str) -> None:
-    """Raises CorruptFile for a ladder of equal rungs, one that never or always climbs, and for a threshold that was
-    not tested at this confidence or lies where no request ends."""
+    """Raises CorruptFile for a ladder of equal rungs, one that never or always climbs, and for a
+    threshold that was not tested at this confidence or lies where no request ends."""
     if len({rung.plan for rung in saved.rungs}) != len(saved.rungs):
         raise CorruptFile(f"{name}: expected different repair plans in rungs")
     if len(set(saved.signals)) != len(saved.signals):
@@ -85,7 +85,8 @@ def _check_thresholds(saved: SavedCalibration, name: str) -> None:
 
 
 def _check_names(saved: SavedCalibration, name: str) -> None:
-    """Raises CorruptFile unless the label, the signals and every column of theirs are registered here."""
+    """Raises CorruptFile unless the label, the signals and every column of theirs are registered
+    here."""
     _expect_known([saved.label], LABELS, "label", name)
     _expect_known(saved.signals, SIGNALS, "signal", name)
     columns = {column for signal in saved.signals for column in SIGNALS[signal].columns}
@@ -101,7 +102,8 @@ def _expect_known(names: Iterable[str], known: Collection[str], what: str, name:
 
 
 def _check_layers(statistics: Statistics, manifest: Manifest, name: str) -> None:
-    """Raises CorruptFile unless the asset has a factor of each centred stream and its models have these layers."""
+    """Raises CorruptFile unless the asset has a factor of each centred stream and its models have
+    these layers."""
     _expect_known(statistics.centre, manifest.factors, "stream of the asset's factors", name)
     for layers, model in (
         (statistics.half_layers[0], manifest.sender),
@@ -141,7 +143,8 @@ def _read_extras(path: Path, statistics: Statistics, manifest: Manifest, binding
 
 
 def _shapes(statistics: Statistics, manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape of everything that gate.safetensors must hold, as `Extras` describes it."""
+    """Tensor name → shape of everything that gate.safetensors must hold, as `Extras` describes
+    it."""
     sender, receiver = manifest.sender, manifest.receiver
     shapes: dict[str, tuple[int, ...]] = {}
     for stream in statistics.centre:

@@ -66,8 +66,9 @@ def fit_score(
     x, y = np.asarray(rows, dtype=np.float64), np.asarray(damaged, dtype=bool)
     if min(int(y.sum()), int((~y).sum())) < FOLDS or len(set(documents)) < FOLDS:
         raise DataError(
-            f"expected at least {FOLDS} damaged and {FOLDS} undamaged requests of {FOLDS} documents to fit a score, found "
-            f"{int(y.sum())} and {int((~y).sum())} of {len(set(documents))}; give more texts or another label"
+            f"expected at least {FOLDS} damaged and {FOLDS} undamaged requests of {FOLDS} "
+            f"documents to fit a score, found {int(y.sum())} and {int((~y).sum())} of {len(set(documents))}; "
+            "give more texts or another label"
         )
     mean, scale = x.mean(0), np.maximum(x.std(0), 1e-6)
     z = np.clip((x - mean) / scale, -CLIP, CLIP)
@@ -79,14 +80,14 @@ def fit_score(
                 held[number, test] = model.predict_proba(z[test])[:, 1]
     chosen = int(np.argmin([log_loss(y, h, labels=[False, True]) for h in held]))
     best = LogisticRegression(C=STRENGTHS[chosen], max_iter=500).fit(z, y)
-    found = Score(
+    score = Score(
         tuple(columns),
         _digits(mean),
         _digits(scale),
         _digits(best.coef_[0]),
         _digits(best.intercept_)[0],
     )
-    return found, held[chosen]
+    return score, held[chosen]
 
 
 def _digits(values: Iterable[float]) -> tuple[float, ...]:

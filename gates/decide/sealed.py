@@ -37,8 +37,9 @@ class Rung:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Which tensors of statistics stand beside a calibration: streams of centres, the sender layers that each of
-    two maps reads, the receiver layers whose values they give, the receiver layers of residuals."""
+    """Which tensors of statistics stand beside a calibration: streams of centres, the sender layers
+    that each of two maps reads, the receiver layers whose values they give, the receiver layers of
+    residuals."""
 
     centre: tuple[str, ...]
     half_layers: tuple[tuple[Index, ...], tuple[Index, ...]]
@@ -118,17 +119,17 @@ class Calibration:
     @property
     def refusal(self) -> str:
         """Why nothing is accepted, what it takes, and how common damage is where that is known."""
-        rate = self.base_rate
-        return (
-            f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few were accepted without "
-            f"damage; α = {self.alpha:g} at δ = {self.delta:g} takes {self.needed} accepted ones without a failure; "
-            "calibrate on more texts (--data, a higher --limit), or with a higher --alpha or --lenient"
-            + (
-                ""
-                if rate is None
-                else f"; damage is {rate[0] / rate[1]:.0%} of the report part ({rate[0]} of {rate[1]})"
-            )
+        reason = (
+            f"uncalibrated: of {self.counts.get('thresholds', 0)} calibration requests too few "
+            f"were accepted without damage; α = {self.alpha:g} at δ = {self.delta:g} takes "
+            f"{self.needed} accepted ones without a failure; calibrate on more texts (--data, a "
+            "higher --limit), or with a higher --alpha or --lenient"
         )
+        if self.base_rate is None:
+            return reason
+        damaged, items = self.base_rate
+        share = f"{damaged / items:.0%} of the report part ({damaged} of {items})"
+        return f"{reason}; damage is {share}"
 
     @property
     def base_rate(self) -> tuple[int, int] | None:

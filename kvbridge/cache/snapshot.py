@@ -1,4 +1,5 @@
-"""One request's KV cache as a value: explicit positions, no batch axis, bound to its model and its text."""
+"""One request's KV cache as a value: explicit positions, no batch axis, bound to its model and its
+text."""
 
 from __future__ import annotations
 
@@ -28,9 +29,10 @@ LayerKV = dict[str, Tensor]
 class KVSnapshot:
     """What a model cached for one text.
 
-    token_ids, positions `[tokens]` int64; spans `[tokens, 2]` int64 characters of the text; `text_digest` and
-    `characters` of the text the tokens spell; `layers[i][stream]` `[tokens, heads, width]` exactly as cached
-    (keys rotated). Positions ascend and may leave holes; padding is not in it.
+    token_ids, positions `[tokens]` int64; spans `[tokens, 2]` int64 characters of the text;
+    `text_digest` and `characters` of the text the tokens spell; `layers[i][stream]` `[tokens,
+    heads, width]` exactly as cached (keys rotated). Positions ascend and may leave holes; padding
+    is not in it.
     """
 
     token_ids: Tensor
@@ -46,7 +48,8 @@ class KVSnapshot:
         count = len(self.token_ids)
         if len(self.positions) != count or tuple(self.spans.shape) != (count, 2):
             raise UsageError(
-                f"expected positions [{count}] and spans [{count}, 2], found {tuple(self.positions.shape)} and {tuple(self.spans.shape)}"
+                f"expected positions [{count}] and spans [{count}, 2], "
+                f"found {tuple(self.positions.shape)} and {tuple(self.spans.shape)}"
             )
         if count > 1 and not bool((self.positions[1:] > self.positions[:-1]).all()):
             raise UsageError("expected ascending positions, each once")
@@ -66,7 +69,8 @@ class KVSnapshot:
             odd = {str(t.dtype) for t in layer.values()} - {f"torch.{self.geometry.dtype}"}
             if odd:
                 raise UsageError(
-                    f"layer {index}: expected {self.geometry.dtype} as the model caches it, found {odd}"
+                    f"layer {index}: expected {self.geometry.dtype} as the model caches it, "
+                    f"found {odd}"
                 )
 
     def __len__(self) -> int:
@@ -78,10 +82,11 @@ class KVSnapshot:
         return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.values())
 
     def content(self, rotation: Rotation, rows: Tensor, layer: int) -> LayerKV:
-        """Rows `[n]` of one layer in content space (RoPE removed), fp32 `[n, heads, width]` per stream."""
-        found = {name: tensor[rows] for name, tensor in self.layers[layer].items()}
-        found["k"] = rotation.unrotate(found["k"], self.positions[rows], layer)
-        return {name: tensor.float() for name, tensor in found.items()}
+        """Rows `[n]` of one layer in content space (RoPE removed), fp32 `[n, heads, width]` per
+        stream."""
+        streams = {name: tensor[rows] for name, tensor in self.layers[layer].items()}
+        streams["k"] = rotation.unrotate(streams["k"], self.positions[rows], layer)
+        return {name: tensor.float() for name, tensor in streams.items()}
 
     def select(self, rows: Tensor) -> KVSnapshot:
         """The same snapshot with only `rows` `[n]` (ascending); what is left out becomes holes."""
@@ -114,25 +119,29 @@ class KVSnapshot:
         attention_mask: Tensor | None = None,
         provenance: Provenance | None = None,
     ) -> KVSnapshot:
-        """From a transformers cache (an object with `.layers`, or pairs of keys and values) that `model` filled.
+        """From a transformers cache (an object with `.layers`, or pairs of keys and values) that
+        `model` filled.
 
-        input_ids `[tokens]` or `[1, tokens]`; `attention_mask` of the same shape marks padding with 0 (positions
-        then count from the first real token, as `generate` does). The cache may cover fewer tokens than input_ids
-        (the last one generated is not cached). `text` is what the ids spell, where the caller has it. Tensors are
-        referenced, not copied. A cache that came out of a handoff remembers what it is: its snapshot keeps that
-        provenance, also once the cache has grown. Raises UsageError where the cache cannot be of these ids.
+        input_ids `[tokens]` or `[1, tokens]`; `attention_mask` of the same shape marks padding with
+        0 (positions then count from the first real token, as `generate` does). The cache may cover
+        fewer tokens than input_ids (the last one generated is not cached). `text` is what the ids
+        spell, where the caller has it. Tensors are referenced, not copied. A cache that came out of
+        a handoff remembers what it is: its snapshot keeps that provenance, also once the cache has
+        grown. Raises UsageError where the cache cannot be of these ids.
         """
         pairs = _pairs(cache)
         if not pairs or any(k is None for k, _ in pairs):
             raise UsageError("expected a filled cache, found layers without keys")
         if any(k.ndim != 4 or k.shape[0] != 1 for k, _ in pairs):
             raise UsageError(
-                f"expected keys [1, heads, tokens, width] of one request, found {tuple(pairs[0][0].shape)}"
+                "expected keys [1, heads, tokens, width] of one request, "
+                f"found {tuple(pairs[0][0].shape)}"
             )
         lengths = {int(k.shape[2]) for k, _ in pairs} | {int(v.shape[2]) for _, v in pairs}
         if len(lengths) != 1:
             raise UsageError(
-                f"layers hold {sorted(lengths)} tokens: sliding layers have dropped some; capture with DynamicCache() without a config"
+                f"layers hold {sorted(lengths)} tokens: sliding layers have dropped some; "
+                "capture with DynamicCache() without a config"
             )
         ids = input_ids.to("cpu", torch.int64).reshape(-1)
         count = lengths.pop()
@@ -171,7 +180,8 @@ class KVSnapshot:
         )
 
     def to_cache(self, model: Model) -> DynamicCache:
-        """A transformers cache for `model`, sliding layers cut to their window; raises UsageError with holes."""
+        """A transformers cache for `model`, sliding layers cut to their window; raises UsageError
+        with holes."""
         if self.geometry.digest != model.geometry.digest:
             raise UsageError(f"this snapshot is of {self.geometry.model_id}, not of {model.name}")
         if len(self) and int(self.positions[-1]) != len(self) - 1:
@@ -202,30 +212,31 @@ class KVSnapshot:
 
     @classmethod
     def load(cls, path: str | Path) -> KVSnapshot:
-        """Reads what `save` wrote, verified against its digest. Raises CorruptFile or UnknownSchema; reads no pickle."""
+        """Reads what `save` wrote, verified against its digest. Raises CorruptFile or
+        UnknownSchema; reads no pickle."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         path = Path(path)
-        found = describe(
+        description = describe(
             check_safetensors_header(path, max_tensors=MAX_SNAPSHOT_TENSORS), str(path)
         )
         try:
             tensors = load_file(path)
-            check_content(found, tensors, str(path))
+            check_content(description, tensors, str(path))
             layers = tuple(
                 {s.name: tensors[f"layers.{i}.{s.name}"] for s in layer.streams}
-                for i, layer in enumerate(found.geometry.layers)
+                for i, layer in enumerate(description.geometry.layers)
             )
             return cls(
                 tensors["token_ids"],
                 tensors["positions"],
                 tensors["spans"],
-                found.text_digest,
-                found.characters,
+                description.text_digest,
+                description.characters,
                 layers,
-                found.geometry,
-                found.provenance,
+                description.geometry,
+                description.provenance,
             )
         except (OSError, SafetensorError, UsageError) as error:
             raise CorruptFile(
@@ -253,7 +264,8 @@ _MEMORY = "kvbridge_provenance"
 
 
 def _remembered(cache: Any, model: Model, layers: int, tokens: int) -> Provenance:
-    """What a cache says it is (`build_cache` tells it), grown to `tokens`; any other cache is the model's own."""
+    """What a cache says it is (`build_cache` tells it), grown to `tokens`; any other cache is the
+    model's own."""
     known = getattr(cache, _MEMORY, None)
     own = exact_provenance(model.geometry.digest, layers, tokens)
     return own if known is None else known.over(layers, tokens)
@@ -266,7 +278,8 @@ def _pairs(cache: Any) -> list[tuple[Any, Any]]:
 
 
 def _has_dropped(cache: Any, geometry: KVGeometry, count: int, tokens: int) -> bool:
-    """Whether layers of equal length hold other tokens than the first: they say so, or all slide and are just full."""
+    """Whether layers of equal length hold other tokens than the first: they say so, or all slide
+    and are just full."""
     layers = getattr(cache, "layers", None)
     if layers is not None and any(int(layer.get_seq_length()) != count for layer in layers):
         return True
@@ -275,5 +288,5 @@ def _has_dropped(cache: Any, geometry: KVGeometry, count: int, tokens: int) -> b
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    found = tensor[0].transpose(0, 1)
-    return found if len(rows) == len(found) else found[rows.to(found.device)]
+    cached = tensor[0].transpose(0, 1)
+    return cached if len(rows) == len(cached) else cached[rows.to(cached.device)]

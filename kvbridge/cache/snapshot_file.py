@@ -43,7 +43,8 @@ class Description:
         )
 
     def content_digest(self, tensors: Mapping[str, Tensor]) -> str:
-        """Digest of everything but `digest` itself, and of name, dtype, shape and bytes of every tensor."""
+        """Digest of everything but `digest` itself, and of name, dtype, shape and bytes of every
+        tensor."""
         body = self.to_json()
         del body["digest"]
         parts = [digest_json(body)] + [
@@ -84,7 +85,8 @@ def describe(header: Header, name: str) -> Description:
 
 
 def _check_shapes(header: Header, geometry: KVGeometry, name: str) -> int:
-    """The number of cached tokens; raises CorruptFile unless the tensors are those of such a cache."""
+    """The number of cached tokens; raises CorruptFile unless the tensors are those of such a
+    cache."""
     _, ids_shape, _ = header.tensors.get("token_ids", ("", (0,), (0, 0)))
     tokens = ids_shape[0] if len(ids_shape) == 1 else -1
     expected = {"token_ids": (tokens,), "positions": (tokens,), "spans": (tokens, 2)}
@@ -100,7 +102,8 @@ def _check_shapes(header: Header, geometry: KVGeometry, name: str) -> int:
 
 
 def check_content(description: Description, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Raises CorruptFile unless the tensors are those that were saved, and ids and spans are of one text."""
+    """Raises CorruptFile unless the tensors are those that were saved, and ids and spans are of one
+    text."""
     if description.content_digest(tensors) != description.digest:
         raise CorruptFile(f"{name}: digest does not match; the file was damaged, capture again")
     ids, spans = tensors["token_ids"], tensors["spans"]

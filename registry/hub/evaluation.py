@@ -1,4 +1,5 @@
-"""The table of an evaluation for a repository's card: every condition beside its controls, of this very translator."""
+"""The table of an evaluation for a repository's card: every condition beside its controls, of this
+very translator."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from kvbridge.errors import Refused
 from kvbridge.format import SUMMARY_SCHEMA
 from kvbridge.registry.store.naming import clean
 
-CONTROLS = ("native", "sender", "no_context", "wrong_document", "token_only", "tail_only")
+SHOWN_CONTROLS = ("native", "sender", "no_context", "wrong_document", "token_only", "tail_only")
 _METRICS = {
     "recovery": ("recovery", 100, "%"),
     "kl": ("KL to native", 1, ""),
@@ -23,8 +24,8 @@ _METRICS = {
     "prefill_share": ("FLOPs of a prefill", 100, "%"),
 }
 MAX_CONDITIONS = 64
-Name = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,39}\Z")]
-Figure = Annotated[float, Meta(ge=-1e6, le=1e6)]
+ConditionName = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,39}\Z")]
+Shown = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ def evaluation(path: Path, digest: str, manifest: Manifest) -> str:
     body = codec.check_schema(codec.read_json(path), SUMMARY_SCHEMA, name)
     summary = codec.convert(body, RunSummary, name, partial=True)
     _check_pair(summary.pair, digest, manifest, path)
-    kind = Annotated[dict[Name, Any], Meta(max_length=MAX_CONDITIONS)]
+    kind = Annotated[dict[ConditionName, Any], Meta(max_length=MAX_CONDITIONS)]
     conditions: dict[str, Any] = codec.convert(
         body.get("conditions"), kind, f"{path}: conditions by name"
     )
-    if missing := [name for name in (*CONTROLS, "translated") if name not in conditions]:
+    if missing := [name for name in (*SHOWN_CONTROLS, "translated") if name not in conditions]:
         raise Refused(
-            f"{path}: {', '.join(missing)} was not measured, and no score is shown without its controls; run "
-            "`kvbridge eval run` with its default conditions"
+            f"{path}: {', '.join(missing)} was not measured, and no score is shown without its "
+            "controls; run `kvbridge eval run` with its default conditions"
         )
     rows = [
         [f"`{condition}`", *_row(cells, condition, path)] for condition, cells in conditions.items()
@@ -66,8 +67,9 @@ def evaluation(path: Path, digest: str, manifest: Manifest) -> str:
 
 > {clean(summary.headline)[:1000].replace("<", "&lt;")}
 
-{summary.n} items from {summary.documents} documents; 95 % intervals clustered by document. `native` is the receiver's own prefill,
-`sender` not switching; `token_only` reads no sender, `wrong_document` another document's.
+{summary.n} items from {summary.documents} documents; 95 % intervals clustered by document.
+`native` is the receiver's own prefill, `sender` not switching; `token_only` reads no sender,
+`wrong_document` another document's.
 
 {table}
 """
@@ -99,10 +101,10 @@ def _cell(cells: dict[str, Any], metric: str, where: str) -> str:
     """`0.35 [0.30, 0.40]` in the metric's unit, – where it does not apply."""
     problem = f"{where}: {metric} holds something that is not a number"
     given = cells.get(metric), cells.get(f"{metric}_ci")
-    interval = () if given[1] is None else codec.convert(given[1], tuple[Figure, ...], problem)
+    interval = () if given[1] is None else codec.convert(given[1], tuple[Shown, ...], problem)
     if given[0] is None:
         return "–"
-    value = codec.convert(given[0], Figure, problem)
+    value = codec.convert(given[0], Shown, problem)
     _, scale, unit = _METRICS[metric]
     places = 0 if unit else 2
     shown = f"{value * scale:.{places}f}" + (f" {unit}" if unit else "")

@@ -1,8 +1,8 @@
 """The catalog: a SQLite file derived from references and manifests. It may be deleted at any time.
 
-Before it answers it is brought up to date with the folders: new, replaced and removed files are noticed by name, inode,
-times and size. Whatever is wrong with it, it is made anew; a newer kvbridge's catalog is left alone and ours is kept
-beside it.
+Before it answers it is brought up to date with the folders: new, replaced and removed files are
+noticed by name, inode, times and size. Whatever is wrong with it, it is made anew; a newer
+kvbridge's catalog is left alone and ours is kept beside it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ APPLICATION_ID = 0x6B766272
 RACY_NS = 2_000_000_000
 MIGRATIONS = (
     """
-    CREATE TABLE objects (digest TEXT PRIMARY KEY, kind TEXT NOT NULL, record TEXT, problem TEXT) WITHOUT ROWID;
-    CREATE TABLE refs (key TEXT PRIMARY KEY, stamp TEXT NOT NULL, digest TEXT, ref TEXT, problem TEXT) WITHOUT ROWID;
+    CREATE TABLE objects (
+        digest TEXT PRIMARY KEY, kind TEXT NOT NULL, record TEXT, problem TEXT
+    ) WITHOUT ROWID;
+    CREATE TABLE refs (
+        key TEXT PRIMARY KEY, stamp TEXT NOT NULL, digest TEXT, ref TEXT, problem TEXT
+    ) WITHOUT ROWID;
     """,
     """
     ALTER TABLE objects ADD COLUMN translator TEXT;
@@ -35,8 +39,8 @@ MIGRATIONS = (
     CREATE INDEX bound ON objects (translator) WHERE translator IS NOT NULL;
     DROP TABLE refs;
     CREATE TABLE refs (
-        key TEXT PRIMARY KEY, stamp TEXT NOT NULL, kind TEXT, scope TEXT, tag TEXT, digest TEXT, signed_version INTEGER,
-        origin TEXT, label TEXT, problem TEXT
+        key TEXT PRIMARY KEY, stamp TEXT NOT NULL, kind TEXT, scope TEXT, tag TEXT, digest TEXT,
+        signed_version INTEGER, origin TEXT, label TEXT, problem TEXT
     ) WITHOUT ROWID;
     """,
 )
@@ -45,7 +49,8 @@ SCHEMA = len(MIGRATIONS)
 
 @dataclass(frozen=True)
 class Entry:
-    """One reference as listed: what it names, the object's record, and what is wrong with either (None: nothing)."""
+    """One reference as listed: what it names, the object's record, and what is wrong with either
+    (None: nothing)."""
 
     ref: Ref | None
     problem: str | None
@@ -66,7 +71,8 @@ class Catalog:
         self._home, self._refs, self._objects, self._describe = home, refs, objects, describe
 
     def entries(self) -> list[Entry]:
-        """Every reference with its record, up to date and sorted; read-only stores are listed from memory."""
+        """Every reference with its record, up to date and sorted; read-only stores are listed from
+        memory."""
         rows = self._query(
             "SELECT r.kind, r.scope, r.tag, r.digest, r.signed_version, r.origin, r.label,"
             " coalesce(r.problem, o.problem, iif(o.digest IS NULL, 'missing', NULL)), o.record"
@@ -88,12 +94,14 @@ class Catalog:
         return self._query("SELECT count(*) FROM objects")[0][0]
 
     def refresh(self) -> None:
-        """Brings the catalog up to date now, so that the next listing is quick; a failure costs nothing else."""
+        """Brings the catalog up to date now, so that the next listing is quick; a failure costs
+        nothing else."""
         with suppress(sqlite3.Error, OSError), closing(self._open(self._path())) as db:
             self._sync(db)
 
     def _query(self, statement: str) -> list[tuple]:
-        """Rows of an up-to-date catalog: of the file, of the file made anew where it is damaged, else of memory."""
+        """Rows of an up-to-date catalog: of the file, of the file made anew where it is damaged,
+        else of memory."""
         path = self._path()
         for _ in range(2):
             try:
@@ -183,7 +191,8 @@ class Catalog:
 
 
 def _prepare(db: sqlite3.Connection) -> sqlite3.Connection:
-    """Pragmas and migrations; raises sqlite3.DatabaseError for a file that is no sound catalog of ours."""
+    """Pragmas and migrations; raises sqlite3.DatabaseError for a file that is no sound catalog of
+    ours."""
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
@@ -230,14 +239,16 @@ def _apply(
     db.executemany("DELETE FROM refs WHERE key = ?", [(key,) for key in gone])
     db.executemany("DELETE FROM objects WHERE digest = ?", [(digest,) for digest in lost])
     db.executemany(
-        "INSERT OR REPLACE INTO objects (digest, kind, record, problem, translator) VALUES (?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO objects (digest, kind, record, problem, translator)"
+        " VALUES (?, ?, ?, ?, ?)",
         objects,
     )
     db.executemany("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", refs)
 
 
 def _stamp(entry: os.DirEntry[str], now_ns: int) -> str | None:
-    """What changes when a file is replaced; empty (never equal) where it changed too recently to be told apart."""
+    """What changes when a file is replaced; empty (never equal) where it changed too recently to be
+    told apart."""
     try:
         info = entry.stat(follow_symlinks=False)
     except FileNotFoundError:

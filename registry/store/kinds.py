@@ -13,9 +13,10 @@ def kind_of(names: frozenset[str]) -> str:
     for kind, spec in FOLDERS.items():
         if names - {SUMS} == spec.required:
             return kind
+    listed = ", ".join(repr(n)[:60] for n in sorted(names)[:6]) or "none"
     raise Refused(
         f"expected the files of a translator ({', '.join(sorted(TRANSLATOR.required))}, {SUMS}), "
-        f"a control set, a calibration or a signature; found {', '.join(repr(n)[:60] for n in sorted(names)[:6]) or 'none'}"
+        f"a control set, a calibration or a signature; found {listed}"
     )
 
 

@@ -1,4 +1,5 @@
-"""What the store knows of an object without reading its weights: typed, and read out of its manifest alone."""
+"""What the store knows of an object without reading its weights: typed, and read out of its
+manifest alone."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class Side:
 class Record:
     """One object: a translator, or something bound to one (`translator` is that one's digest).
 
-    `scores` are the means over layers of the held-out scores; those of the token-only control begin with `token_only_`.
-    None where an object has none.
+    `scores` are the means over layers of the held-out scores; those of the token-only control begin
+    with `token_only_`. None where an object has none.
     """
 
     digest: str
@@ -75,7 +76,8 @@ class Record:
 def record_of(
     kind: str, digest: str, size_bytes: int, body: Any, name: str
 ) -> tuple[Record, Manifest | None]:
-    """The record of an object whose description is `body`; raises CorruptFile or UnknownSchema naming `name`."""
+    """The record of an object whose description is `body`; raises CorruptFile or UnknownSchema
+    naming `name`."""
     if kind != "translator":
         return Record(digest, kind, size_bytes, translator=_bound_to(kind, body, name)), None
     manifest = Manifest.from_json(body, name)
@@ -83,7 +85,8 @@ def record_of(
         check_name(side.model_id, name)
         if side.commit and not COMMIT.fullmatch(side.commit):
             raise CorruptFile(
-                f"{name}: {side.commit[:80]!r} is no full commit; branches are resolved before fitting"
+                f"{name}: {side.commit[:80]!r} is no full commit; "
+                "branches are resolved before fitting"
             )
     record = Record(
         digest,
@@ -100,7 +103,8 @@ def record_of(
 
 
 def mean_scores(scores: dict[str, Any]) -> dict[str, float | None]:
-    """Means over layers of a checked manifest's held-out scores, and of its control's where it was scored."""
+    """Means over layers of a checked manifest's held-out scores, and of its control's where it was
+    scored."""
     tables = {key: scores[key] for key in ("k_r2", "v_r2", "attention_cosine")}
     tables |= {f"token_only_{key}": values for key, values in scores.get("token_only", {}).items()}
     known = {key: [v for v in values if v is not None] for key, values in tables.items()}
@@ -110,7 +114,8 @@ def mean_scores(scores: dict[str, Any]) -> dict[str, float | None]:
 
 
 def check_name(text: str, name: str) -> None:
-    """Raises CorruptFile for a model name that is empty, long, or holds control characters or lone surrogates."""
+    """Raises CorruptFile for a model name that is empty, long, or holds control characters or lone
+    surrogates."""
     if not 0 < len(text) <= 256 or not text.isprintable():
         raise CorruptFile(f"{name}: {text[:40]!r} cannot be a model's name")
 

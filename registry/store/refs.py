@@ -1,4 +1,5 @@
-"""Which object a name stands for: one small file each, replaced by rename, self-describing and checked when read."""
+"""Which object a name stands for: one small file each, replaced by rename, self-describing and
+checked when read."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Ref:
     """A name and the digest it stands for.
 
-    A translator is named by (sender geometry, receiver geometry, tag), an attachment by (translator digest, kind,
-    tag): `kind`, `scope` and `tag`. `signed_version` is the version of the signed statement it was admitted with,
-    `origin` where it was pulled from, `label` the pair's names for people.
+    A translator is named by (sender geometry, receiver geometry, tag), an attachment by (translator
+    digest, kind, tag): `kind`, `scope` and `tag`. `signed_version` is the version of the signed
+    statement it was admitted with, `origin` where it was pulled from, `label` the pair's names for
+    people.
     """
 
     kind: str
@@ -71,7 +73,8 @@ class Refs:
         self.folder = folder
 
     def read(self, key: str) -> Ref | None:
-        """The reference of that key, None where there is none; raises CorruptFile where it is damaged."""
+        """The reference of that key, None where there is none; raises CorruptFile where it is
+        damaged."""
         path = self.folder / f"{key}{REF_SUFFIX}"
         try:
             with path.open("rb") as file:
@@ -84,26 +87,30 @@ class Refs:
         return ref
 
     def draft(self, ref: Ref, stage: Path) -> None:
-        """Writes and syncs the reference in the writer's own folder. From here on no collection takes the object."""
+        """Writes and syncs the reference in the writer's own folder. From here on no collection
+        takes the object."""
         with (stage / REF_DRAFT).open("xb") as file:
             file.write(ref.to_bytes())
             file.flush()
             os.fsync(file.fileno())
 
     def commit(self, ref: Ref, stage: Path) -> None:
-        """Moves the draft into place, durably: one rename, which fails if a collection took the writer's folder."""
+        """Moves the draft into place, durably: one rename, which fails if a collection took the
+        writer's folder."""
         os.rename(stage / REF_DRAFT, self.folder / f"{ref.key}{REF_SUFFIX}")
         sync_folder(self.folder)
 
     def remove(self, key: str, digest: str) -> bool:
-        """Removes the reference that stands for `digest`, durably; False where there is none, or not for that any more."""
+        """Removes the reference that stands for `digest`, durably; False where there is none, or
+        not for that any more."""
         aside = self.take(key, digest)
         removed = aside is not None and self.end(aside)
         sync_folder(self.folder)
         return removed
 
     def take(self, key: str, why: str) -> Path | None:
-        """Moves a reference aside, to be looked at once more and ended: `why` is the digest it is removed for, or a word."""
+        """Moves a reference aside, to be looked at once more and ended: `why` is the digest it is
+        removed for, or a word."""
         aside = self.folder / f"{key}.{why}.{secrets.token_hex(8)}{REF_ASIDE}"
         try:
             os.rename(self.folder / f"{key}{REF_SUFFIX}", aside)
@@ -112,8 +119,9 @@ class Refs:
         return aside
 
     def end(self, aside: Path, wanted: Callable[[Ref], bool] | None = None) -> bool:
-        """Deletes what was taken aside, or puts it back: where `wanted` says so, by default where it stands for another
-        digest than it was taken for, and so was committed since. True where it is gone for good."""
+        """Deletes what was taken aside, or puts it back: where `wanted` says so, by default where
+        it stands for another digest than it was taken for, and so was committed since. True where
+        it is gone for good."""
         key, why, *_ = aside.name.split(".")
         try:
             ref = Ref.from_bytes(aside.read_bytes()[:MAX_REF_BYTES], str(aside))
@@ -140,35 +148,37 @@ class Refs:
                     yield entry.name.removesuffix(REF_SUFFIX), entry
 
     def drafts(self, tmp: Path, without: frozenset[str]) -> list[Ref]:
-        """The drafts in the writers' folders but those named `without`; what cannot be read is not yet one."""
-        found = []
+        """The drafts in the writers' folders but those named `without`; what cannot be read is not
+        yet one."""
+        readable = []
         for path in (p for p in tmp.glob(f"*/{REF_DRAFT}") if p.parent.name not in without):
             with contextlib.suppress(CorruptFile, OSError):
-                found.append(Ref.from_bytes(path.read_bytes()[:MAX_REF_BYTES], str(path)))
-        return found
+                readable.append(Ref.from_bytes(path.read_bytes()[:MAX_REF_BYTES], str(path)))
+        return readable
 
     def all(self) -> tuple[list[Ref], list[str]]:
         """Every readable reference, and the names of the damaged files."""
         return self._read(set())
 
     def kept(self) -> tuple[list[Ref], list[str]]:
-        """As `all`, with what lies aside and may be put back: what a collection spares. A key may stand twice."""
-        found, damaged = self._read(set())
+        """As `all`, with what lies aside and may be put back: what a collection spares. A key may
+        stand twice."""
+        readable, damaged = self._read(set())
         for aside in self.asides():
             with contextlib.suppress(CorruptFile, OSError):
-                found.append(Ref.from_bytes(aside.read_bytes()[:MAX_REF_BYTES], str(aside)))
+                readable.append(Ref.from_bytes(aside.read_bytes()[:MAX_REF_BYTES], str(aside)))
         back, unreadable = self._read(
-            {ref.key for ref in found} | {name.removesuffix(REF_SUFFIX) for name in damaged}
+            {ref.key for ref in readable} | {name.removesuffix(REF_SUFFIX) for name in damaged}
         )
-        return [*found, *back], [*damaged, *unreadable]
+        return [*readable, *back], [*damaged, *unreadable]
 
     def _read(self, known: set[str]) -> tuple[list[Ref], list[str]]:
-        found, damaged = [], []
+        readable, damaged = [], []
         for key in (key for key, _ in self.scan() if key not in known):
             try:
                 ref = self.read(key)
                 if ref is not None:
-                    found.append(ref)
+                    readable.append(ref)
             except (CorruptFile, OSError):
                 damaged.append(f"{key}{REF_SUFFIX}")
-        return found, damaged
+        return readable, damaged

@@ -30,8 +30,8 @@ def filled(kind, ids, **arguments) -> DynamicCache:
 def same_values(one: KVSnapshot, other: KVSnapshot) -> bool:
     pairs = zip(one.layers, other.layers, strict=True)
     return all(
-        ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
-        for ours, theirs in pairs
+        first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+        for first, second in pairs
     )
 
 
@@ -46,9 +46,9 @@ def test_capture_is_the_models_own_forward():
     assert snapshot.characters == len(PROMPT)
     assert len(snapshot) == len(ids)
     assert snapshot.provenance.fidelity == "exact"
-    for layer, found in zip(cache.layers, snapshot.layers, strict=True):
-        assert torch.allclose(found["k"], layer.keys[0].transpose(0, 1), atol=1e-5)
-        assert torch.allclose(found["v"], layer.values[0].transpose(0, 1), atol=1e-5)
+    for layer, held in zip(cache.layers, snapshot.layers, strict=True):
+        assert torch.allclose(held["k"], layer.keys[0].transpose(0, 1), atol=1e-5)
+        assert torch.allclose(held["v"], layer.values[0].transpose(0, 1), atol=1e-5)
     assert snapshot.nbytes == len(ids) * model.geometry.bytes_per_token
 
 
@@ -114,8 +114,8 @@ def test_left_padding_is_left_out(kind):
     assert torch.equal(snapshot.positions, plain.positions)
     assert torch.equal(snapshot.spans, plain.spans)
     assert snapshot.text_digest == plain.text_digest
-    for ours, theirs in zip(snapshot.layers, plain.layers, strict=True):
-        assert all(torch.allclose(ours[n], theirs[n], atol=1e-4) for n in ours)
+    for layer, plain_layer in zip(snapshot.layers, plain.layers, strict=True):
+        assert all(torch.allclose(layer[n], plain_layer[n], atol=1e-4) for n in layer)
 
 
 def test_after_generate_the_last_token_is_not_cached():
@@ -158,7 +158,8 @@ def test_what_from_cache_refuses():
 
 
 def test_a_cache_whose_every_layer_slides_is_refused():
-    """All layers dropped the same tokens: the lengths agree, and nothing says which tokens are left."""
+    """All layers dropped the same tokens: the lengths agree, and nothing says which tokens are
+    left."""
     model = tiny("mistral_sliding")
     ids = model.encode(PROMPT).ids
     cache = DynamicCache(config=model.model.config)
@@ -215,13 +216,13 @@ def test_save_and_load_bit_equal(tmp_path, dtype):
     for number, snapshot in enumerate((whole, whole.select(torch.tensor([0, 3, 4, 9])))):
         path = tmp_path / f"{number}.safetensors"
         snapshot.save(path)
-        found = KVSnapshot.load(path)
-        assert same_values(snapshot, found)
+        loaded = KVSnapshot.load(path)
+        assert same_values(snapshot, loaded)
         for name in ("token_ids", "positions", "spans"):
-            assert torch.equal(getattr(snapshot, name), getattr(found, name))
+            assert torch.equal(getattr(snapshot, name), getattr(loaded, name))
         for name in ("text_digest", "characters", "geometry", "provenance"):
-            assert getattr(snapshot, name) == getattr(found, name)
-        assert found.geometry.digest == model.geometry.digest
+            assert getattr(snapshot, name) == getattr(loaded, name)
+        assert loaded.geometry.digest == model.geometry.digest
         snapshot.save(tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == path.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors", "again"]
@@ -308,7 +309,8 @@ def test_to_cache_is_of_its_own_model():
 
 
 def test_a_handed_over_cache_remembers_that_it_is_a_translation() -> None:
-    """However it travels (taken, grown by generation, through a snapshot), it is never again the model's own."""
+    """However it travels (taken, grown by generation, through a snapshot), it is never again the
+    model's own."""
     receiver = tiny("llama")
     sender = renamed(receiver)
     bridge = Bridge(identity(sender, receiver), sender=sender, receiver=receiver)

@@ -8,7 +8,7 @@ import pytest
 
 from kvbridge.errors import CorruptFile, Refused, UnknownSchema
 from kvbridge.registry.hub import Hub
-from kvbridge.registry.hub.evaluation import CONTROLS, evaluation
+from kvbridge.registry.hub.evaluation import SHOWN_CONTROLS, evaluation
 from kvbridge.registry.store import LocalStore
 from tests.registry import assets
 
@@ -38,7 +38,8 @@ def summary(path, digest, *, change=None):
         "documents": 7,
         "headline": "Cascade instead: <b>nothing</b>\x1b[2J gained",
         "verdict": "cascade instead",
-        "conditions": {name: figures(0.25) for name in CONTROLS} | {"translated": figures(0.35)},
+        "conditions": {name: figures(0.25) for name in SHOWN_CONTROLS}
+        | {"translated": figures(0.35)},
     }
     if change is not None:
         change(body)
@@ -54,7 +55,7 @@ def published(store, asset):
 def test_every_condition_stands_in_the_table(store, published, tmp_path):
     text = evaluation(summary(tmp_path / "s.json", published), published, store.manifest(published))
     assert "| `translated` | 12 | 35 % [30, 40] | – |" in text
-    assert all(f"| `{name}` | 12 | 25 % [20, 30] |" in text for name in CONTROLS)
+    assert all(f"| `{name}` | 12 | 25 % [20, 30] |" in text for name in SHOWN_CONTROLS)
     assert "12 items from 7 documents" in text
     assert "<b>" not in text
     assert "\x1b" not in text
