@@ -272,7 +272,7 @@ def test_an_ambiguous_name_is_a_usage_error(store, tmp_path):
 def test_reading_the_store_loads_no_torch(store, asset):
     store.publish(asset)
     code = (
-        "import sys; import kvbridge.cli.registry, kvbridge.registry.hub.hub; "
+        "import sys; import kvbridge.cli.commands.registry, kvbridge.registry.hub.hub; "
         f"from kvbridge.registry.store import LocalStore; s = LocalStore({str(store.home)!r}); "
         "print(len(s.entries()), s.verify(s.entries()[0].ref.digest).kind); "
         "print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
