@@ -1,36 +1,46 @@
-# Every target prepares what it needs: a virtual environment in .venv, the pinned packages, kvbridge itself.
+# Every target installs what it needs, and no more, into a virtual environment in .venv: the demo the
+# package alone, the third-party pair a reader for GGUF files, the tests everything. Versions are pinned
+# in constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: install demo test lint real real-quick clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.package: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,real,sign,fuzz]'
+	$(INSTALL) -e .
 	touch $@
 
-install: $(VENV)/.installed
+$(VENV)/.real: $(VENV)/.package
+	$(INSTALL) -e '.[real]'
+	touch $@
 
-demo: install
+$(VENV)/.dev: $(VENV)/.package
+	$(INSTALL) -e '.[dev,real,sign,fuzz]'
+	touch $@
+
+install: $(VENV)/.dev
+
+demo: $(VENV)/.package
 	$(BIN)/kvbridge demo --out runs/demo
 
-test: install
-	$(BIN)/pytest
+test: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile
 
-lint: install
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-real: install
-	$(BIN)/python -m recipes.real --out runs/real
+real: $(VENV)/.real
+	$(BIN)/python -m recipes.thirdparty run --out runs/real
 
-real-quick: install
-	$(BIN)/python -m recipes.real --out runs/real-quick --quick
+real-quick: $(VENV)/.real
+	$(BIN)/python -m recipes.thirdparty run --out runs/real-quick --quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
