@@ -1,21 +1,24 @@
 """Simulated coverage of the intervals: `python -m benchmarks.coverage`.
 
-Each scenario draws whole evaluations whose truth is known, documents with items that agree with one another,
-and counts how often the 95 % interval holds that truth. The bar is 93–97 %.
+Each scenario draws whole evaluations whose truth is known, documents with items that agree with one
+another, and counts how often the 95 % interval holds that truth. The bar is 93–97 %.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table as RichTable
+import typer
 
+from kvbridge.cli.ending import run_to_the_end
+from kvbridge.cli.options import Json
+from kvbridge.cli.output import table
+from kvbridge.clock import Stopwatch
+from kvbridge.errors import UsageError, unknown_names
 from kvbridge.eval.statistics.bootstrap import METHODS, Floats, ratio_interval
 
 LOW, HIGH = 0.93, 0.97
@@ -24,7 +27,8 @@ _CORRELATION = 0.2
 
 Sizes = Floats
 Draw = Callable[[np.random.Generator, Sizes, float], tuple[Floats, Floats, float]]
-"""Sizes `[documents]` and a share p to numerator and denominator sums `[documents]` and the true ratio."""
+"""Sizes `[documents]` and a share p to numerator and denominator sums `[documents]` and the true
+ratio."""
 
 
 def _document_share(rng: np.random.Generator, p: float, documents: int) -> Floats:
@@ -56,7 +60,8 @@ def retention(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats,
 
 
 def gap_share(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, Floats, float]:
-    """(g − s)/(d − s) with 5 % harm: s 45 %, d 80 %, each item of the gap recovered with probability p."""
+    """(g − s)/(d − s) with 5 % harm: s 45 %, d 80 %, each item of the gap recovered with
+    probability p."""
     needed = rng.binomial(sizes.astype(int), 0.40)
     harmed = rng.binomial((sizes - needed).astype(int), 0.05 / 0.60)
     won = rng.binomial(needed, _document_share(rng, p, len(sizes)))
@@ -65,7 +70,8 @@ def gap_share(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats,
 
 
 def recovery(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, Floats, float]:
-    """Recovery in nats: what a context is worth is lognormal by document, its recovered share varies."""
+    """Recovery in nats: what a context is worth is lognormal by document, its recovered share
+    varies."""
     documents = len(sizes)
     worth = sizes * rng.lognormal(0.0, 0.5, documents)
     noise = rng.normal(0.0, 0.15, documents) * np.sqrt(sizes)
@@ -106,7 +112,8 @@ def scenarios(documents: int = 50, shares: tuple[float, ...] = SHARES) -> Iterat
 def simulate(
     scenario: Scenario, repetitions: int, *, methods: tuple[str, ...], seed: int = 0
 ) -> dict[str, float]:
-    """Share of `repetitions` whose interval holds the truth, per method; an unknown one counts as a miss."""
+    """Share of `repetitions` whose interval holds the truth, per method; an unknown one counts as a
+    miss."""
     rng = np.random.default_rng(
         [seed, *scenario.statistic.encode(), int(scenario.p * 1000), len(scenario.sizes)]
     )
@@ -123,36 +130,61 @@ def simulate(
     return {method: count / repetitions for method, count in held.items()}
 
 
-def main() -> None:
-    """Print the table; exits 1 if the method in use leaves 93–97 % anywhere."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--repetitions", type=int, default=2000)
-    parser.add_argument("--documents", type=int, default=50)
-    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=["studentised"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    arguments = parser.parse_args()
-    started, methods = time.perf_counter(), tuple(arguments.methods)
-    found = [
-        (case, simulate(case, arguments.repetitions, methods=methods, seed=arguments.seed))
-        for case in scenarios(arguments.documents)
-    ]
-    used = [shares["studentised"] for _, shares in found if "studentised" in shares]
+Cases = list[tuple[Scenario, dict[str, float]]]
+"""Every scenario with the share of its repetitions whose interval held the truth, per method."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def measure(
+    repetitions: Annotated[int, typer.Option(help="Simulated evaluations per scenario.")] = 2000,
+    documents: Annotated[int, typer.Option(help="Documents of one evaluation.")] = 50,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Method of intervals to try; may be repeated. Without it, studentised, the one in "
+            "use.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure how often a 95 % interval of the evaluation holds the truth.
+
+    Whole evaluations are simulated whose truth is known. The program ends with exit code 1 if the
+    method in use holds it in fewer than 93 % or more than 97 % of them anywhere.
+    """
+    chosen = tuple(methods or ["studentised"])
+    if unknown := [name for name in chosen if name not in METHODS]:
+        raise UsageError(unknown_names("methods", unknown, METHODS))
+    watch = Stopwatch()
+    cases: Cases = []
+    for scenario in scenarios(documents):
+        cases.append((scenario, simulate(scenario, repetitions, methods=chosen, seed=seed)))
+    used = [shares["studentised"] for _, shares in cases if "studentised" in shares]
     outside = sum(not LOW <= share <= HIGH for share in used)
-    if arguments.json:
-        print(json.dumps([vars(case) | shares for case, shares in found]))
+    if as_json:
+        print(json.dumps([vars(scenario) | shares for scenario, shares in cases]))
     else:
-        table = RichTable(title=f"Coverage of 95 % intervals, {arguments.repetitions} repetitions")
-        for name in ("statistic", "documents", "sizes", "p", *methods):
-            table.add_column(name, justify="left" if name in ("statistic", "sizes") else "right")
-        for case, shares in found:
-            row = (case.statistic, str(case.documents), case.sizes, f"{case.p:g}")
-            table.add_row(*row, *(f"{shares[method]:.1%}" for method in methods))
-        Console().print(table)
-        print(
-            f"{outside} of {len(used)} outside {LOW:.0%}–{HIGH:.0%}; {time.perf_counter() - started:.0f} s"
-        )
-    raise SystemExit(1 if outside else 0)
+        show(cases, f"Coverage of 95 % intervals, {repetitions} repetitions", chosen)
+        print(f"{outside} of {len(used)} outside {LOW:.0%}–{HIGH:.0%}; {watch.seconds():.0f} s")
+    raise typer.Exit(1 if outside else 0)
+
+
+def show(cases: Cases, title: str, methods: tuple[str, ...]) -> None:
+    """One row per scenario."""
+    rows = []
+    for scenario, shares in cases:
+        row = [scenario.statistic, str(scenario.documents), scenario.sizes, f"{scenario.p:g}"]
+        rows.append([*row, *(f"{shares[method]:.1%}" for method in methods)])
+    table(title, ["statistic", "documents", "sizes", "p", *methods], rows)
+
+
+def main() -> None:
+    """The program."""
+    run_to_the_end(app)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,30 @@
-"""What the store costs, against its bars: listing 10,000 pairs ≤ 200 ms, a publish ≤ 1.3× writing and syncing the bytes.
+"""What the store costs, against its bars: listing 10,000 pairs ≤ 200 ms, a publish ≤ 1.3× writing
+and syncing the bytes.
 
     python -m benchmarks.registry [--folder DIR] [--megabytes 256] [--runs 7]
 
-Prints one JSON document; exit code 1 where a bar is not met. Listing is the best of several runs. Writing and publishing
-take turns, each from a synced disk, and the bar is on the median of their ratios. `hash_s` is one SHA-256 of the same
-bytes in memory: no publish is quicker.
+Prints one JSON document; exit code 1 where a bar is not met. Listing is the best of several runs.
+Writing and publishing take turns, each from a synced disk, and the bar is on the median of their
+ratios. `hash_s` is one SHA-256 of the same bytes in memory: no publish is quicker.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from kvbridge.cli.ending import run_to_the_end
 from kvbridge.files import folder_digest, sums_of, sync_folder
 from kvbridge.format import SUMS
 from kvbridge.registry.store import LocalStore
@@ -40,7 +42,8 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def list_ms(folder: Path) -> dict[str, float]:
-    """A store of 10,000 pairs, made without syncing: first listing (an empty catalog) and later ones."""
+    """A store of 10,000 pairs, made without syncing: first listing (an empty catalog) and later
+    ones."""
     store = LocalStore(folder / "many")
     store.publish(assets.build(folder / "one"))
     weights = (folder / "one" / "weights.safetensors").read_bytes()
@@ -70,7 +73,8 @@ def list_ms(folder: Path) -> dict[str, float]:
 
 
 def publish_ratio(folder: Path, megabytes: int, runs: int) -> dict[str, object]:
-    """Publishing an asset of about that size, against writing and syncing the same files in a plain folder, in turn."""
+    """Publishing an asset of about that size, against writing and syncing the same files in a plain
+    folder, in turn."""
     width = max(8, int((megabytes * 1e6 / 64) ** 0.5))
     sender, receiver = (
         assets.geometry("a/s", width=width, layers=2),
@@ -113,22 +117,32 @@ def publish_ratio(folder: Path, megabytes: int, runs: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", default=None)
-    parser.add_argument("--megabytes", type=int, default=256)
-    parser.add_argument("--runs", type=int, default=7)
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="kvbridge-bench-", dir=options.folder))
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def measure(
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Work on the file system of this folder; by default the temporary one."),
+    ] = None,
+    megabytes: Annotated[int, typer.Option(help="Size of the published asset.")] = 256,
+    runs: Annotated[int, typer.Option(help="Publishes to take the median of.")] = 7,
+) -> None:
+    """Measure what the store costs: a listing of 10,000 pairs and a publish.
+
+    The bars are 200 ms for the listing, and for the publish 1.3 times what it takes to write and
+    sync the same bytes. One JSON document is printed; the exit code is 1 where a bar is not met.
+    """
+    work = Path(tempfile.mkdtemp(prefix="kvbridge-bench-", dir=folder))
     try:
-        published, listed = publish_ratio(folder, options.megabytes, options.runs), list_ms(folder)
+        published, listed = publish_ratio(work, megabytes, runs), list_ms(work)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(work)
     met = listed["best_ms"] <= LIST_BAR_MS and float(str(published["ratio_median"])) <= PUBLISH_BAR
     print(json.dumps({"publish": published, "list": listed, "bars_met": met}, indent=1))
-    sys.exit(not met)
+    raise typer.Exit(0 if met else 1)
 
 
 if __name__ == "__main__":
-    main()
+    run_to_the_end(app)

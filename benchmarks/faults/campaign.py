@@ -1,15 +1,13 @@
 """SIGKILL at random points of publish, pull and collection, alone and against each other.
 
-    python -m benchmarks.faults.campaign --kills 3000 [--seed 0] [--folder /dev/shm]
-
-Each round forks one or two children that act on one store, kills them after a random time, and checks the store: the
-tag stands for the old asset or the new one, whole; every object is whole; what an unharmed child reported is there;
-a collection then leaves nothing but what names stand for. A share of the rounds runs with locks that do nothing.
+Each round forks one or two children that act on one store, kills them after a random time, and
+checks the store: the tag stands for the old asset or the new one, whole; every object is whole;
+what an unharmed child reported is there; a collection then leaves nothing but what names stand for.
+A share of the rounds runs with locks that do nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import random
@@ -40,7 +38,8 @@ REPO = "org/pair"
 
 @dataclass
 class Report:
-    """What a campaign did. `kills[action]` counts children that died in the act, `finished` those that were quicker."""
+    """What a campaign did. `kills[action]` counts children that died in the act, `finished` those
+    that were quicker."""
 
     kills: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
@@ -51,8 +50,10 @@ class Report:
 
     def __str__(self) -> str:
         return (
-            f"{self.rounds} rounds in {self.seconds:.0f} s; killed {self.kills.total()} {dict(self.kills)}; "
-            f"finished {dict(self.finished)}; refused {dict(self.refused)}; orphans collected {self.orphans}; "
+            f"{self.rounds} rounds in {self.seconds:.0f} s; killed {self.kills.total()} "
+            f"{dict(self.kills)}; "
+            f"finished {dict(self.finished)}; refused {dict(self.refused)}; orphans collected "
+            f"{self.orphans}; "
             "0 losses"
         )
 
@@ -194,8 +195,9 @@ class Campaign:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def campaign(kills: int, seed: int, folder: str | None = None) -> Report:
-    """Runs one in a folder of its own, which is removed when nothing was found and kept otherwise."""
+def campaign(kills: int, seed: int, folder: Path | None = None) -> Report:
+    """Runs one in a folder of its own, which is removed when nothing was found and kept
+    otherwise."""
     work = Path(tempfile.mkdtemp(prefix="kvbridge-campaign-", dir=folder))
     one = Campaign(work, seed)
     try:
@@ -205,17 +207,3 @@ def campaign(kills: int, seed: int, folder: str | None = None) -> Report:
         one.close()
     shutil.rmtree(work)
     return report
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=3000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", default=None)
-    options = parser.parse_args()
-    print(f"seed {options.seed}: {campaign(options.kills, options.seed, options.folder)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -50,7 +50,8 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutate(data: bytes, most: int, seed: int, plain: Callable[[bytes, int], bytes]) -> bytes:
-    """Changes one place: a value of the JSON in `data` (a header's too), or bytes (`plain`) as often."""
+    """Changes one place: a value of the JSON in `data` (a header's too), or bytes (`plain`) as
+    often."""
     chance = random.Random(seed)
     if len(data) < 3 or chance.random() < 0.4:
         return plain(data, most)

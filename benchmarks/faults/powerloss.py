@@ -1,10 +1,10 @@
 """What a disk may hold after power loss, given the system calls of a run.
 
-Inodes and the entries that name them are apart. fsync of a file makes its bytes durable, not its name; fsync of a
-folder makes the entries in it durable. Everything else may or may not have reached the disk, in any combination: each
-unsynced change of an entry is kept or dropped, and of each unsynced file an arbitrary part was written, as itself, as
-zeros or not at all. A rename is one change: both of its folders see it or neither does, as every journalling file
-system promises.
+Inodes and the entries that name them are apart. fsync of a file makes its bytes durable, not its
+name; fsync of a folder makes the entries in it durable. Everything else may or may not have reached
+the disk, in any combination: each unsynced change of an entry is kept or dropped, and of each
+unsynced file an arbitrary part was written, as itself, as zeros or not at all. A rename is one
+change: both of its folders see it or neither does, as every journalling file system promises.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ class Inode:
 
 @dataclass
 class Change:
-    """One atomic change of entries: (folder, name, inode or None for removal), and whether it is durable."""
+    """One atomic change of entries: (folder, name, inode or None for removal), and whether it is
+    durable."""
 
     parts: list[tuple[Inode, str, Inode | None]]
     durable: bool = False
 
 
 class Machine:
-    """Replays calls below `root`, whose state at the start counts as durable; other paths are ignored."""
+    """Replays calls below `root`, whose state at the start counts as durable; other paths are
+    ignored."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.top = root, _load(root)
@@ -78,13 +80,13 @@ class Machine:
         return node, parts[-1] if parts else "."
 
     def _get(self, path: str) -> Inode | None:
-        found = self._find(path)
+        place = self._find(path)
         return (
             None
-            if found is None
+            if place is None
             else self.top
-            if found[1] == "."
-            else found[0].entries.get(found[1])
+            if place[1] == "."
+            else place[0].entries.get(place[1])
         )
 
     def _change(self, *parts: tuple[Inode, str, Inode | None]) -> None:
@@ -95,15 +97,15 @@ class Machine:
         self.changes.append(Change(list(parts)))
 
     def _openat(self, call: Call, result: int) -> None:
-        found, flags = self._find(call.paths[0]), call.args[2]
+        place, flags = self._find(call.paths[0]), call.args[2]
         self.handles.pop(result, None)
-        if found is None:
+        if place is None:
             return
         inode = self._get(call.paths[0])
         if inode is None:
             assert flags & O_CREAT, call
             inode = Inode(False)
-            self._change((found[0], found[1], inode))
+            self._change((place[0], place[1], inode))
         if flags & O_TRUNC:
             inode.data.clear()
         self.handles[result] = [inode, 0]
@@ -140,12 +142,12 @@ class Machine:
     _fdatasync = _fsync
 
     def _mkdir(self, call: Call, result: int) -> None:
-        if found := self._find(call.paths[0]):
-            self._change((found[0], found[1], Inode(True)))
+        if place := self._find(call.paths[0]):
+            self._change((place[0], place[1], Inode(True)))
 
     def _unlink(self, call: Call, result: int) -> None:
-        if found := self._find(call.paths[0]):
-            self._change((found[0], found[1], None))
+        if place := self._find(call.paths[0]):
+            self._change((place[0], place[1], None))
 
     _rmdir = _unlink
 

@@ -1,6 +1,8 @@
-"""Steps a forked child from system call to system call: kill it there, make the call fail, or write down what it did.
+"""Steps a forked child from system call to system call: kill it there, make the call fail, or write
+down what it did.
 
-Linux on x86-64; `available()` says why not elsewhere. The child is forked, so that it starts with everything imported.
+Linux on x86-64; `available()` says why not elsewhere. The child is forked, so that it starts with
+everything imported.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Registers(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Call:
-    """One system call of the child: name, arguments, result, and for writes the bytes, for paths the strings."""
+    """One system call of the child: name, arguments, result, and for writes the bytes, for paths
+    the strings."""
 
     name: str
     args: tuple[int, ...]
@@ -121,7 +124,8 @@ def _ptrace(request: int, pid: int, data: object = 0) -> None:
 
 
 def start(act: Callable[[], object]) -> int:
-    """Forks a child that runs `act`, stopped before its first call. It exits with 0, 3 for a KVBridgeError, else 1."""
+    """Forks a child that runs `act`, stopped before its first call. It exits with 0, 3 for a
+    KVBridgeError, else 1."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -144,7 +148,8 @@ def start(act: Callable[[], object]) -> int:
 
 
 def step(pid: int) -> int | None:
-    """Lets the child run to its next stop at a system call; its exit code when it ended instead, -1 for a stop."""
+    """Lets the child run to its next stop at a system call; its exit code when it ended instead, -1
+    for a stop."""
     deliver = 0
     while True:
         _ptrace(SYSCALL, pid, deliver)
@@ -182,7 +187,8 @@ def kill_at(act: Callable[[], object], stop: int) -> int | None:
 
 
 def calls(act: Callable[[], object], fail: tuple[int, int] | None = None) -> Iterator[Call | int]:
-    """Every call of a run as it returns, then the exit code. `fail` (n, errno) makes the n-th call fail undone."""
+    """Every call of a run as it returns, then the exit code. `fail` (n, errno) makes the n-th call
+    fail undone."""
     pid, index = start(act), 0
     registers = Registers()
     while (code := step(pid)) == -1:
@@ -232,7 +238,7 @@ def _memory(pid: int, address: int, count: int) -> bytes:
 
 
 def _string(pid: int, address: int) -> str:
-    found = b""
-    while b"\0" not in found and len(found) < 4096:
-        found += _memory(pid, address + len(found), 64 - (address + len(found)) % 64)
-    return os.fsdecode(found.partition(b"\0")[0])
+    text = b""
+    while b"\0" not in text and len(text) < 4096:
+        text += _memory(pid, address + len(text), 64 - (address + len(text)) % 64)
+    return os.fsdecode(text.partition(b"\0")[0])

@@ -1,4 +1,5 @@
-"""What fuzzing calls: everything that reads a byte of an asset before its digest is known, and a starting corpus."""
+"""What fuzzing calls: everything that reads a byte of an asset before its digest is known, and a
+starting corpus."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def seeds(folder: Path) -> None:
         "maps": [],
     }
     ref = Ref("translator", (digest, digest), "main", digest, 1, "org/pair@main", "a/s..a/r")
-    found = [
+    corpus = [
         (0, files["manifest.json"]),
         (0, b"\1" + json.dumps(bound).encode()),
         (
@@ -95,5 +96,5 @@ def seeds(folder: Path) -> None:
         (2, f"{digest}  manifest.json\n{digest}  weights.safetensors\n".encode()),
         (3, ref.to_bytes()),
     ]
-    for index, (reader, data) in enumerate(found):
+    for index, (reader, data) in enumerate(corpus):
         (folder / f"seed{index}").write_bytes(bytes([reader]) + data)

@@ -1,4 +1,5 @@
-"""What commands check before they load a model: seconds, where a mistake would otherwise show after minutes."""
+"""What commands check before they load a model: seconds, where a mistake would otherwise show after
+minutes."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from kvbridge.model.load import check_source
 
 
 def check_out(out: Path, *, new: str | None = None) -> None:
-    """Raises UsageError where no folder can be written at `out`, or only into an asset, a control set or a calibration, whose
-    digest would no longer be true; with `new` (what stands there for good, in the plural) also where something is there
-    already. Nothing is made."""
+    """Raises UsageError where no folder can be written at `out`, or only into an asset, a control
+    set or a calibration, whose digest would no longer be true; with `new` (what stands there for
+    good, in the plural) also where something is there already. Nothing is made."""
     if new is not None and os.path.lexists(out):
         raise UsageError(f"--out {out} exists; {new} are never overwritten, choose another folder")
     at = next(p for p in (out.absolute(), *out.absolute().parents) if os.path.lexists(p))
@@ -29,12 +30,14 @@ def check_out(out: Path, *, new: str | None = None) -> None:
         (at / folder.description).exists() for folder in (TRANSLATOR, CALIBRATION)
     ):
         raise UsageError(
-            f"--out {out}: {at} is an asset or calibration, which nothing is added to; choose another folder"
+            f"--out {out}: {at} is an asset or calibration, which nothing is added to; choose "
+            "another folder"
         )
 
 
 def check_controls(asset: Asset, given: Path | None) -> None:
-    """Raises UsageError where an asset has no control set: without it nothing can be said of its translations."""
+    """Raises UsageError where an asset has no control set: without it nothing can be said of its
+    translations."""
     where = given or CONTROL_SET.beside(asset.path)
     if not where.is_dir():
         raise UsageError(
@@ -43,7 +46,8 @@ def check_controls(asset: Asset, given: Path | None) -> None:
 
 
 def check_spill(folder: str | None) -> None:
-    """Raises UsageError where rows cannot be spilled to `folder` (None: the system's temporary one)."""
+    """Raises UsageError where rows cannot be spilled to `folder` (None: the system's temporary
+    one)."""
     if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
         raise UsageError(
             f"--spill-folder {folder}: expected an existing folder that may be written to"
@@ -51,7 +55,8 @@ def check_spill(folder: str | None) -> None:
 
 
 def check_models(names: Sequence[str], device: str) -> None:
-    """Raises UsageError where the device is not there, LoadError where one of several models has no configuration."""
+    """Raises UsageError where the device is not there, LoadError where one of several models has no
+    configuration."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"--device {device}: no CUDA device is available here; use --device cpu")
     for name in names:

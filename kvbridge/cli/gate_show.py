@@ -20,14 +20,16 @@ TOKENS = 2048
 PROMISED = {"use": "use", "use_approximate": "all accepted"}
 EXPIRES = (
     "another translator (digest)",
-    "a change of either model's weights, adapters, tokenizer, RoPE, settings or cache dtype (digests)",
+    "a change of either model's weights, adapters, tokenizer, RoPE, settings or cache dtype "
+    "(digests)",
     "another repair plan than the calibrated ones",
     "Policy.valid_until, where the caller sets it",
-    "requests unlike the calibration texts (nothing detects this; calibrate on texts like those to come)",
+    "requests unlike the calibration texts (nothing detects this; calibrate on texts like those "
+    "to come)",
 )
 
 
-def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
+def costs_of(calibration: Calibration, asset: Asset) -> dict[str, float]:
     """Counted FLOPs of each part of the gate's work over a prefill of TOKENS tokens."""
     manifest = asset.manifest
     shape = Shape(
@@ -35,29 +37,29 @@ def costs_of(found: Calibration, asset: Asset) -> dict[str, float]:
         manifest.receiver,
         TOKENS,
         factor_numbers(asset.factors),
-        found.extras.halves_parameters,
-        asset.translator.only(range(max(1, found.rungs[0].plan.layers))).flops(),
+        calibration.extras.halves_parameters,
+        asset.translator.only(range(max(1, calibration.rungs[0].plan.layers))).flops(),
     )
     dense = prefill_flops(manifest.receiver, TOKENS)
-    parts = parts_of(found.signals)
+    parts = parts_of(calibration.signals)
     return {name: parts[name].flops(shape) / dense for name in sorted(parts)}
 
 
-def levels_of(found: Calibration) -> dict[str, dict[str, Any]]:
-    """Both verdicts: α, threshold, what it was set on, and coverage and risk on the part that chose nothing. α of
-    `use_approximate` bounds the risk of all accepted requests, `use` among them; `alone` is what was seen among those
-    tagged with the verdict itself, on that part."""
+def levels_of(calibration: Calibration) -> dict[str, dict[str, Any]]:
+    """Both verdicts: α, threshold, what it was set on, and coverage and risk on the part that chose
+    nothing. α of `use_approximate` bounds the risk of all accepted requests, `use` among them;
+    `alone` is what was seen among those tagged with the verdict itself, on that part."""
     body = {}
     for verdict, name, alpha in (
-        ("use", "strict", found.alpha),
-        ("use_approximate", "lenient", found.lenient_alpha),
+        ("use", "strict", calibration.alpha),
+        ("use_approximate", "lenient", calibration.lenient_alpha),
     ):
-        level = found.strict if name == "strict" else found.lenient
-        seen = found.report.get(name) or {}
-        alone = found.report.get("strict" if name == "strict" else "approximate") or {}
+        level = calibration.strict if name == "strict" else calibration.lenient
+        seen = calibration.report.get(name) or {}
+        alone = calibration.report.get("strict" if name == "strict" else "approximate") or {}
         body[verdict] = {
             "alpha": alpha,
-            "confidence": 1 - found.delta,
+            "confidence": 1 - calibration.delta,
             "threshold": level and level.threshold,
             "accepted_when_set": level and level.items,
             "failures_when_set": level and level.failures,
@@ -73,9 +75,10 @@ def levels_of(found: Calibration) -> dict[str, dict[str, Any]]:
     return body
 
 
-def damage_of(found: Calibration) -> dict[str, Any] | None:
-    """How common damage is without a gate, on the report part; None where the calibration does not say."""
-    rate = found.base_rate
+def damage_of(calibration: Calibration) -> dict[str, Any] | None:
+    """How common damage is without a gate, on the report part; None where the calibration does not
+    say."""
+    rate = calibration.base_rate
     return (
         None
         if rate is None
@@ -83,67 +86,70 @@ def damage_of(found: Calibration) -> dict[str, Any] | None:
     )
 
 
-def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
+def show(calibration: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     """A calibration for people or machines."""
-    share, scores = costs_of(found, asset), found.report.get("auroc", {})
+    share, scores = costs_of(calibration, asset), calibration.report.get("auroc", {})
     signals: dict[str, dict[str, Any]] = {
         s: {
             "auroc": {c: scores.get(c) for c in SIGNALS[s].columns},
             "cost_share": {p.name: share[p.name] for p in SIGNALS[s].parts},
             "about": SIGNALS[s].about,
         }
-        for s in found.signals
+        for s in calibration.signals
     }
     if as_json:
         emit(
             {
-                **found.body(),
-                "digest": found.digest,
-                "usable": found.usable,
-                "levels": levels_of(found),
+                **calibration.body(),
+                "digest": calibration.digest,
+                "usable": calibration.usable,
+                "levels": levels_of(calibration),
                 "signal_table": signals,
-                "auroc_score": found.report.get("auroc_score"),
+                "auroc_score": calibration.report.get("auroc_score"),
                 "gate_share_2048": sum(share.values()),
-                "damage": damage_of(found),
+                "damage": damage_of(calibration),
                 "expires_with": list(EXPIRES),
-                "refusal": None if found.usable else found.refusal,
+                "refusal": None if calibration.usable else calibration.refusal,
             }
         )
         return
-    limit = "" if found.tau is None else f", τ = {found.tau:g}"
-    print(f"{where}: digest {found.digest}, of translator {found.translator[:12]}…")
-    print(f"damage: {found.label}{limit} ({LABELS[found.label].about})")
+    limit = "" if calibration.tau is None else f", τ = {calibration.tau:g}"
+    print(f"{where}: digest {calibration.digest}, of translator {calibration.translator[:12]}…")
+    print(f"damage: {calibration.label}{limit} ({LABELS[calibration.label].about})")
     print(
         "repair plans: "
         + "; ".join(
-            f"sinks {r.plan.sinks}, tail {r.plan.tail}, layers {r.plan.layers}" for r in found.rungs
+            f"sinks {r.plan.sinks}, tail {r.plan.tail}, layers {r.plan.layers}"
+            for r in calibration.rungs
         )
     )
-    rate = found.base_rate
+    rate = calibration.base_rate
     seen = "" if rate is None else f" ({rate[0]} damaged, {rate[0] / rate[1]:.0%})"
     print(
         "requests by part: "
         + ", ".join(
-            f"{part} {found.counts[part]}{seen if part == 'report' else ''}"
+            f"{part} {calibration.counts[part]}{seen if part == 'report' else ''}"
             for part in CALIBRATION_SPLITS
-            if part in found.counts
+            if part in calibration.counts
         )
     )
-    levels(found)
-    if not found.usable:
-        print(found.refusal)
-    elif found.strict is None:
+    levels(calibration)
+    if not calibration.usable:
+        print(calibration.refusal)
+    elif calibration.strict is None:
         print(
-            f"`use` at α = {found.alpha:g} takes {found.needed} accepted requests without a failure"
+            f"`use` at α = {calibration.alpha:g} takes {calibration.needed} accepted requests without a failure"
         )
-    if found.conformal is not None:
+    if calibration.conformal is not None:
         print(
-            f"conformal risk control: P(accepted and damaged) ≤ {found.alpha:g} on average at threshold {found.conformal:.4f}"
+            f"conformal risk control: P(accepted and damaged) ≤ {calibration.alpha:g} on average at "
+            f"threshold {calibration.conformal:.4f}"
         )
     print()
     print(
-        f"signals: AUROC for damage on the report part ({found.report.get('items', 0)} requests"
-        f"{'' if rate is None else f', {rate[0]} damaged'}); all together {found.report.get('auroc_score')}"
+        f"signals: AUROC for damage on the report part ({calibration.report.get('items', 0)} requests"
+        f"{'' if rate is None else f', {rate[0]} damaged'}); all together "
+        f"{calibration.report.get('auroc_score')}"
     )
     table(
         "",
@@ -159,17 +165,18 @@ def show(found: Calibration, asset: Asset, where: Path, as_json: bool) -> None:
     )
     print("An AUROC below 0.5 means that high values go with less damage.")
     print(
-        f"all signals together: {sum(share.values()):.2%} of a prefill of {TOKENS} tokens (shared parts once)"
+        f"all signals together: {sum(share.values()):.2%} of a prefill of {TOKENS} tokens (shared "
+        "parts once)"
     )
     print(
-        f"expires with: {'; '.join(EXPIRES)}; calibration texts: digest {found.corpus_digest[:12]}…"
+        f"expires with: {'; '.join(EXPIRES)}; calibration texts: digest {calibration.corpus_digest[:12]}…"
     )
 
 
-def levels(found: Calibration) -> None:
+def levels(calibration: Calibration) -> None:
     """The table of thresholds and their guarantee."""
     rows = []
-    for verdict, level in levels_of(found).items():
+    for verdict, level in levels_of(calibration).items():
         threshold, risk, coverage = level["threshold"], level["risk_ci"], level["coverage"]
         rows.append(
             [
@@ -183,57 +190,65 @@ def levels(found: Calibration) -> None:
                 f"{risk[0]:.1%} to {risk[1]:.1%}" if risk else "–",
             ]
         )
-    rate = found.base_rate
+    rate = calibration.base_rate
     table(
-        f"P(damaged | among) ≤ α at confidence {1 - found.delta:.0%}"
+        f"P(damaged | among) ≤ α at confidence {1 - calibration.delta:.0%}"
         + ("" if rate is None else f"; {rate[0] / rate[1]:.0%} damaged without a gate"),
         ["among", "α", "threshold", "failures", "coverage", "risk, 95 %"],
         rows,
     )
     print(
-        "all accepted: use and use_approximate together; failures: when the threshold was set; coverage, risk and damage "
+        "all accepted: use and use_approximate together; failures: when the threshold was set; "
+        "coverage, risk and damage "
         "without a gate: report part"
     )
-    alone = levels_of(found)["use_approximate"]["alone"]
+    alone = levels_of(calibration)["use_approximate"]["alone"]
     if alone["tagged"] is not None:
         risk = alone["risk_ci"]
         spread = f" ({risk[0]:.1%} to {risk[1]:.1%}, 95 %)" if risk else ""
         print(
-            f"tagged use_approximate, on the report part: {alone['damaged']} of {alone['tagged']} damaged{spread}; "
+            f"tagged use_approximate, on the report part: {alone['damaged']} of {alone['tagged']} "
+            f"damaged{spread}; "
             "nothing is promised of these alone"
         )
-    if len(found.rungs) > 1:
-        print(f"ladder: a request ends on the first plan with a score of at most {found.stop:.4f}")
+    if len(calibration.rungs) > 1:
+        print(
+            f"ladder: a request ends on the first plan with a score of at most {calibration.stop:.4f}"
+        )
 
 
-def show_timing(found: Timing, as_json: bool) -> None:
+def show_timing(timing: Timing, as_json: bool) -> None:
     """Measured times for people or machines."""
     if as_json:
-        emit(found.to_json())
+        emit(timing.to_json())
         return
     rows = [
-        [name, f"{ms:.1f}", f"{ms / found.prefill_ms:.2%}"] for name, ms in found.signals_ms.items()
+        [name, f"{ms:.1f}", f"{ms / timing.prefill_ms:.2%}"]
+        for name, ms in timing.signals_ms.items()
     ]
     table(
-        f"{found.tokens} tokens, {found.threads} thread(s), median of {found.repeats}",
+        f"{timing.tokens} tokens, {timing.threads} thread(s), median of {timing.repeats}",
         ["what", "ms", "share of prefill"],
         [
-            ["prefill", f"{found.prefill_ms:.1f}", "100 %"],
-            ["handoff", f"{found.handoff_ms:.1f}", f"{found.handoff_ms / found.prefill_ms:.2%}"],
+            ["prefill", f"{timing.prefill_ms:.1f}", "100 %"],
+            ["handoff", f"{timing.handoff_ms:.1f}", f"{timing.handoff_ms / timing.prefill_ms:.2%}"],
             *rows,
         ],
     )
     print(
-        f"all signals: {found.gate_ms:.1f} ms, {found.gate_share:.2%} of a prefill measured, {found.gate_flops_share:.2%} counted"
+        f"all signals: {timing.gate_ms:.1f} ms, {timing.gate_share:.2%} of a prefill measured, "
+        f"{timing.gate_flops_share:.2%} counted"
     )
-    missing = [name for name in DEFAULT_SIGNALS if name not in found.signals_ms]
+    missing = [name for name in DEFAULT_SIGNALS if name not in timing.signals_ms]
     which = (
         "default signals alone"
         if not missing
         else f"default signals without {', '.join(missing)} (not in the calibration)"
     )
-    said = f"{which}: {found.default_ms:.1f} ms, {found.default_share:.2%} of a prefill measured, "
-    said += f"{found.default_flops / found.prefill_flops:.2%} counted"
-    if found.tokens >= TOKENS:
-        said += f": {found.default_share / BUDGET:.0%} of a budget of {BUDGET:.0%}"
+    said = (
+        f"{which}: {timing.default_ms:.1f} ms, {timing.default_share:.2%} of a prefill measured, "
+    )
+    said += f"{timing.default_flops / timing.prefill_flops:.2%} counted"
+    if timing.tokens >= TOKENS:
+        said += f": {timing.default_share / BUDGET:.0%} of a budget of {BUDGET:.0%}"
     print(said)

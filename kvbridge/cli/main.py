@@ -1,9 +1,7 @@
-"""The command line's root: which commands there are, in the order in which they are used, and how a
-refusal ends. What a command does is in the module of its name beside this one."""
+"""The command line's root: which commands there are, in the order in which they are used. What a
+command does is in the module of its name beside this one."""
 
 from __future__ import annotations
-
-import sys
 
 import typer
 
@@ -14,15 +12,14 @@ from kvbridge.cli.commands.fit import fit
 from kvbridge.cli.commands.gate import gate
 from kvbridge.cli.commands.registry import registry_app
 from kvbridge.cli.commands.screen import screen
-from kvbridge.cli.output import say
-from kvbridge.errors import KVBridgeError, UsageError
+from kvbridge.cli.ending import run_to_the_end
 
 HELP = """Hand a conversation from one language model to another without reading it again.
 
 While a model reads a text it fills its KV cache. When a conversation moves to another model, that
-model would have to read everything again. kvbridge translates the first model's cache (the sender's)
-into the second's (the receiver's) by linear maps, decides for each request whether the translation is
-good enough, and measures whether it was worth it.
+model would have to read everything again. kvbridge translates the first model's cache (the
+sender's) into the second's (the receiver's) by linear maps, decides for each request whether the
+translation is good enough, and measures whether it was worth it.
 
 The commands below stand in the order in which they are used."""
 
@@ -47,32 +44,8 @@ app.add_typer(registry_app, name="registry", rich_help_panel=KEEP)
 
 
 def main() -> None:
-    """Entry point: exits 0 on success, 2 on a usage error, 1 on any other refusal, with one line
-    that says why."""
-    try:
-        code = app(standalone_mode=False)
-    except typer.Abort:
-        code = 130
-    except typer.TyperException as error:
-        say(_argument_error(error))
-        code = 2
-    except UsageError as error:
-        say(f"kvbridge: {error}")
-        code = 2
-    except (KVBridgeError, OSError) as error:
-        say(f"kvbridge: {error}")
-        code = 1
-    sys.exit(code)
-
-
-def _argument_error(error: typer.TyperException) -> str:
-    """What the argument parser found wrong, in one line; the help alone where a command was given
-    nothing."""
-    text = error.format_message() if hasattr(error, "format_message") else str(error)
-    context = getattr(error, "ctx", None)
-    if "Usage:" in text or context is None:
-        return text
-    return f"kvbridge: {' '.join(text.split()).rstrip('.')}; see `{context.command_path} --help`"
+    """The entry point `kvbridge`."""
+    run_to_the_end(app)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The store's tables for people and documents for machines. Names from assets are shown without control characters."""
+"""The store's tables for people and documents for machines. Names from assets are shown without
+control characters."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def table(home: Path, entries: list[Entry]) -> RenderableType:
     """One row per name."""
     if not entries:
         return Text(f"{home}: nothing here yet; `kvbridge registry add DIR` puts a fitted asset in")
-    found = Table(box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False)
     columns = {
         "asset": "left",
         "kind": "left",
@@ -62,12 +63,12 @@ def table(home: Path, entries: list[Entry]) -> RenderableType:
         "token-only": "right",
     }
     for column, side in columns.items():
-        found.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
-    found.add_column("family")
-    found.add_column("")
+        shown.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
+    shown.add_column("family")
+    shown.add_column("")
     for entry in entries:
         record, ref = entry.record, entry.ref
-        found.add_row(
+        shown.add_row(
             Text(name_of(entry)),
             "?" if ref is None else ref.kind,
             "?" if ref is None else ref.digest[:12],
@@ -83,7 +84,7 @@ def table(home: Path, entries: list[Entry]) -> RenderableType:
             ),
             Text("" if entry.problem is None else clean(entry.problem)[:80], style="red"),
         )
-    return found
+    return shown
 
 
 def details(store: LocalStore, entry: Entry) -> dict[str, Any]:
@@ -119,7 +120,8 @@ def details_table(body: dict[str, Any]) -> RenderableType:
                 "",
                 Text(
                     clean(
-                        f"{model['dtype']}, {model['kv_heads']} KV heads, licence {model['licence'] or 'not stated'}"
+                        f"{model['dtype']}, {model['kv_heads']} KV heads, licence "
+                        f"{model['licence'] or 'not stated'}"
                     )
                 ),
             )
@@ -133,7 +135,8 @@ def details_table(body: dict[str, Any]) -> RenderableType:
             "map",
             Text(
                 clean(
-                    f"{record['family']}, receiver features {record['receiver_features']}, {record['parameters']:,} parameters"
+                    f"{record['family']}, receiver features {record['receiver_features']}, "
+                    f"{record['parameters']:,} parameters"
                 )
             ),
         )
@@ -156,29 +159,31 @@ def verified(results: list[dict[str, Any]]) -> RenderableType:
     return Group(
         *(
             Text(
-                f"{'ok ' if r['problem'] is None else 'BAD'}  {(r['digest'] or '?')[:12]}  {clean(r['name'])}"
+                f"{'ok ' if r['problem'] is None else 'BAD'}  {(r['digest'] or '?')[:12]}  "
+                f"{clean(r['name'])}"
             )
             for r in results
         )
     )
 
 
-def plan(found: Plan, dry_run: bool) -> RenderableType:
+def plan(collected: Plan, dry_run: bool) -> RenderableType:
     """One line per sort of thing, and the bytes."""
     verb = "would delete" if dry_run else "deleted"
     counts = {
-        "object(s) without a name": found.objects,
-        "abandoned write(s)": found.stages,
-        "piece(s) of trash": found.trash,
-        "name(s) of attachments without a translator": found.attachments,
+        "object(s) without a name": collected.objects,
+        "abandoned write(s)": collected.stages,
+        "piece(s) of trash": collected.trash,
+        "name(s) of attachments without a translator": collected.attachments,
     }
     lines = [f"{verb} {len(what)} {name}" for name, what in counts.items() if what]
-    if found.damaged:
+    if collected.damaged:
         lines.append(
-            f"kept all objects: {', '.join(found.damaged[:3])} cannot be read; publish that asset again or delete the file"
+            f"kept all objects: {', '.join(collected.damaged[:3])} cannot be read; publish that asset "
+            "again or delete the file"
         )
     return Text(
-        "\n".join([*lines, f"{size(found.bytes)} in all" if lines else "nothing to delete"])
+        "\n".join([*lines, f"{size(collected.bytes)} in all" if lines else "nothing to delete"])
     )
 
 

@@ -1,9 +1,9 @@
-"""Make the tokenizer and the shipped texts: ``python -m recipes.demo.build --sources DIR [--tokenizer]``.
+"""The tokenizer and the shipped texts of the demo.
 
-The texts are split by document of the sources; none of theirs is among those the models are trained on.
+The texts are split by document of the sources; none of theirs is among those the models are trained
+on.
 """
 
-import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -36,11 +36,12 @@ def tokenizer_texts(
 
 
 def rows(
-    found: Sequence[corpus.Document], split: str, tokens: Tokenizer
+    documents: Sequence[corpus.Document], split: str, tokens: Tokenizer
 ) -> Iterator[dict[str, Any]]:
-    """Up to PER_DOCUMENT texts of each document of a split, begun at even distances; neighbours may share sentences."""
+    """Up to PER_DOCUMENT texts of each document of a split, begun at even distances; neighbours may
+    share sentences."""
     count = PER_DOCUMENT[split]
-    for document in [d for d in found if d.split == split]:
+    for document in [d for d in documents if d.split == split]:
         pool = sentences(document.paragraphs)
         last = max(
             (i for i in range(len(pool)) if sum(map(len, pool[i:])) >= PROSE_CHARS), default=0
@@ -60,9 +61,9 @@ def rows(
                 }
 
 
-def register(found: Sequence[corpus.Document], limit: int) -> Iterator[dict[str, Any]]:
+def register(documents: Sequence[corpus.Document], limit: int) -> Iterator[dict[str, Any]]:
     """Held-out pieces of the register that ``tuned`` is tuned on: plain text, no tasks."""
-    for document in [d for d in found if d.split == "test"][:limit]:
+    for document in [d for d in documents if d.split == "test"][:limit]:
         text = " ".join(document.paragraphs)[:1600].rsplit(" ", 1)[0]
         yield {"id": f"{document.id}#0", "document": document.id, "kind": "register", "text": text}
 
@@ -79,21 +80,12 @@ def write(target: Path, written: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--sources",
-        type=Path,
-        default=Path("runs/demo-sources"),
-        help="folder of the Debian packages",
-    )
-    parser.add_argument(
-        "--tokenizer", action="store_true", help="train the tokenizer, too (invalidates the models)"
-    )
-    given = parser.parse_args(arguments)
-    root = corpus.unpack(given.sources)
+def build(sources: Path, with_tokenizer: bool) -> None:
+    """Writes the shipped texts; with `with_tokenizer` also a new tokenizer, which makes the trained
+    models useless."""
+    root = corpus.unpack(sources)
     austen, bible = corpus.documents(corpus.austen(root)), corpus.documents(corpus.bible(root))
-    if given.tokenizer:
+    if with_tokenizer:
         trained = tokenizer.train(tokenizer_texts(austen, bible))
         for name in MODELS:
             path(name).mkdir(parents=True, exist_ok=True)
@@ -102,9 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts("train").parent.mkdir(exist_ok=True)
     for split in ("train", "validation", "test"):
         write(texts(split), list(rows(austen, split, tokens)))
-    write(texts("recall"), list(items([d for d in austen if d.split == "recall"], tokens, SEED)))
+    asked_about = [document for document in austen if document.split == "recall"]
+    write(texts("recall"), list(items(asked_about, tokens, SEED)))
     write(texts("register"), list(register(bible, 60)))
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,8 @@ ABOUT = {
     "sender": "The small model of the demo pair: its KV cache is what kvbridge translates.",
     "receiver": "The larger model of the demo pair: it receives the translated KV cache.",
     "tuned": (
-        "`receiver` with only its upper third of layers tuned on the King James Bible mixed with tasks: embeddings,"
+        "`receiver` with only its upper third of layers tuned on the King James Bible mixed with "
+        "tasks: embeddings,"
         " norms outside of these layers and all lower layers are bit for bit those of `receiver`."
     ),
 }
@@ -22,7 +23,8 @@ LINES = {
     "loss_192": "loss after 192 tokens of context, nats per token, held-out texts (48 tokens each)",
     "loss_0": "the same 48 tokens with no context",
     "gain": "gain from context",
-    "recall": "recall: the likeliest token of all the vocabulary is the answer, 20 to 180 tokens back",
+    "recall": "recall: the likeliest token of all the vocabulary is the answer, 20 to 180 tokens "
+    "back",
     "recall_without_text": "recall when only the question is seen",
     "chance": "chance (one value of the relation, drawn at random)",
     "register_loss": "loss after 192 tokens of context, held-out chapters of the King James Bible",
@@ -36,21 +38,23 @@ pipeline_tag: text-generation
 
 {about}
 
-It exists to try kvbridge on a trained model without a download. It is no assistant and knows nothing of the world.
+It exists to try kvbridge on a trained model without a download. It is no assistant and knows
+nothing of the world.
 
-- Architecture: Llama, {layers} layers, width {width}, {heads} query heads, {kv} KV heads, head_dim {head_dim},
-  {vocabulary} byte-level BPE tokens (shared by all three demo models), positions to 2,048, bf16 weights.
-- Data: {data}, in the public domain, mixed with generated tasks whose answers stand earlier in the text
-  (`kvbridge/demo/tasks.py`). The documents of the shipped texts were left out of training.
-- Recipe: `python -m recipes.demo.train --model {name}{flags}`: {steps:,} steps, {tokens:.1f} million tokens,
-  {hours:.2f} hours on one thread of a shared two-thread CPU core; {start}Muon and AdamW, bf16 autocast,
-  the curriculum of `kvbridge/demo/recipe.py`. The shipped run: {note}.
+- Architecture: Llama, {layers} layers, width {width}, {heads} query heads, {kv} KV heads, head_dim
+  {head_dim}, {vocabulary} byte-level BPE tokens (shared by all three demo models), positions to
+  2,048, bf16 weights.
+- Data: {data}, in the public domain, mixed with generated tasks whose answers stand earlier in the
+  text (`recipes/demo/tasks.py`). The documents of the shipped texts were left out of training.
+- Recipe: `python -m recipes.demo train --model {name}{flags}`: {steps:,} steps, {tokens:.1f}
+  million tokens, {hours:.2f} hours on one thread of a shared two-thread CPU core; {start}Muon and
+  AdamW, bf16 autocast, the curriculum of `recipes/demo/recipe.py`. The shipped run: {note}.
 
 | measured on the shipped texts | |
 |---|---|
 {table}
 
-`python -m recipes.demo.measure --model {name}` prints these figures again from the shipped files.
+`python -m recipes.demo measure --model {name}` prints these figures again from the shipped files.
 """
 
 
@@ -76,7 +80,7 @@ def write(name: str, figures: dict[str, float]) -> None:
         vocabulary=config["vocab_size"],
         start="from the shipped receiver, "
         if name == "tuned"
-        else "from the weights of `kvbridge/demo/priming.py`, ",
+        else "from the weights of `recipes/demo/priming.py`, ",
         flags=training["flags"],
         note=training["note"],
         steps=training["steps"],

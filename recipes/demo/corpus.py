@@ -1,7 +1,8 @@
 """Public-domain prose out of two Debian packages, cut into documents and split by document.
 
-``r-cran-janeaustenr`` holds Jane Austen's six novels as a lazy-load database of R, ``bible-kjv-text``
-the King James Bible as windows of Unix ``compress`` data; both formats are read here without R or bible-kjv.
+``r-cran-janeaustenr`` holds Jane Austen's six novels as a lazy-load database of R,
+``bible-kjv-text`` the King James Bible as windows of Unix ``compress`` data; both formats are read
+here without R or bible-kjv.
 """
 
 import hashlib
@@ -58,7 +59,8 @@ def unpack(folder: Path) -> Path:
 
 
 def austen(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """(novel, paragraphs) for each novel. The database is a row of [4-byte length, zlib stream] records."""
+    """(novel, paragraphs) for each novel. The database is a row of [4-byte length, zlib stream]
+    records."""
     data = (root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb").read_bytes()
     position, names = 0, iter(NOVELS)
     while position < len(data):
@@ -69,7 +71,8 @@ def austen(root: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _strings(record: bytes) -> Iterator[str]:
-    """The strings of a serialised R character vector (XDR, version 3): a header, then flag, length, bytes of each."""
+    """The strings of a serialised R character vector (XDR, version 3): a header, then flag, length,
+    bytes of each."""
     encoding = struct.unpack_from(">I", record, 14)[0]
     position = 18 + encoding + 4
     (count,) = struct.unpack_from(">I", record, position)
@@ -95,7 +98,8 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def bible(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """(book, chapters) of the King James Bible; a chapter's verses are joined into one paragraph."""
+    """(book, chapters) of the King James Bible; a chapter's verses are joined into one
+    paragraph."""
     data = (root / "usr/lib/bible.data").read_bytes()
     windows = struct.unpack_from(">I", data, 0x58)[0]
     offsets = [*struct.unpack_from(f">{windows}I", data, 0x5C), len(data)]
@@ -108,7 +112,8 @@ def bible(root: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _lzw(data: bytes) -> bytes:
-    """Decode one headerless Unix ``compress`` stream: 9 to 16 bits, code 256 clears, widths padded to 8 codes."""
+    """Decode one headerless Unix ``compress`` stream: 9 to 16 bits, code 256 clears, widths padded
+    to 8 codes."""
     output, table, width = bytearray(), [bytes([i]) for i in range(256)] + [b""], 9
     position = start = 0
     previous: bytes | None = None
@@ -133,13 +138,14 @@ def _lzw(data: bytes) -> bytes:
 
 def documents(books: Iterator[tuple[str, list[str]]]) -> list[Document]:
     """Cut books into documents of whole paragraphs of about DOCUMENT_CHARS characters each."""
-    found: list[Document] = []
+    cut: list[Document] = []
     for book, paragraphs in books:
         held: list[str] = []
         for index, paragraph in enumerate(paragraphs):
             held.append(paragraph)
             if sum(map(len, held)) >= DOCUMENT_CHARS or index == len(paragraphs) - 1:
-                name = f"{book}/{sum(d.id.startswith(book + '/') for d in found):04d}"
-                found.append(Document(name, split_of(name), tuple(held)))
+                number = sum(document.id.startswith(book + "/") for document in cut)
+                name = f"{book}/{number:04d}"
+                cut.append(Document(name, split_of(name), tuple(held)))
                 held = []
-    return found
+    return cut

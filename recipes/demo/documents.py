@@ -1,6 +1,8 @@
-"""Documents as the models see them: prose and task passages in turn, and the rows of tokens they are trained on.
+"""Documents as the models see them: prose and task passages in turn, and the rows of tokens they
+are trained on.
 
-Row ``index`` of step ``step`` is a function of (seed, step, index): a run that is cut resumes at its data's very place.
+Row ``index`` of step ``step`` is a function of (seed, step, index): a run that is cut resumes at
+its data's very place.
 """
 
 import re
@@ -16,13 +18,15 @@ RECALL_WEIGHT = 3.0
 
 
 def sentences(paragraphs: Sequence[str]) -> list[str]:
-    """Paragraphs cut after full stops, question and exclamation marks; titles such as "Mr." do not end one."""
+    """Paragraphs cut after full stops, question and exclamation marks; titles such as "Mr." do not
+    end one."""
     cut = (re.split(r"(?<![MDS]r\.)(?<!Mrs\.)(?<=[.!?])\s+", paragraph) for paragraph in paragraphs)
     return [sentence for parts in cut for sentence in parts if sentence]
 
 
 def prose(rng: Random, pool: Sequence[str], start: int, chars: int) -> tuple[str, int]:
-    """Whole sentences from ``pool`` beginning at ``start``: about ``chars`` characters, and the next start."""
+    """Whole sentences from ``pool`` beginning at ``start``: about ``chars`` characters, and the
+    next start."""
     taken: list[str] = []
     while start < len(pool) and (not taken or sum(map(len, taken)) < chars):
         taken.append(pool[start])
@@ -32,10 +36,11 @@ def prose(rng: Random, pool: Sequence[str], start: int, chars: int) -> tuple[str
 
 
 def compose(rng: Random, pool: Sequence[str], start: int, chars: int) -> tuple[list[Piece], int]:
-    """A document of about ``chars`` characters, half prose from ``pool[start:]``, half tasks; and the next start.
+    """A document of about ``chars`` characters, half prose from ``pool[start:]``, half tasks; and
+    the next start.
 
-    Each round: prose, something told, prose, something asked, so that any stretch of the text after the first
-    two hundred tokens holds answers that stand before it.
+    Each round: prose, something told, prose, something asked, so that any stretch of the text after
+    the first two hundred tokens holds answers that stand before it.
     """
     ledger = Ledger(rng)
     pieces: list[Piece] = []
@@ -87,7 +92,8 @@ def text_of(pieces: Sequence[Piece]) -> str:
 
 
 def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Row:
-    """Token ids after <bos>, and each token's weight in the loss: RECALL_WEIGHT where it is determined."""
+    """Token ids after <bos>, and each token's weight in the loss: RECALL_WEIGHT where it is
+    determined."""
     encoding = tokenizer.encode(text_of(pieces))
     recallable = bytearray()
     for piece in pieces:

@@ -1,11 +1,9 @@
-"""Ship a checkpoint as a transformers folder: ``python -m recipes.demo.export --model receiver --checkpoint FILE``."""
+"""A checkpoint as a transformers folder in the package."""
 
-import argparse
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,9 +14,11 @@ from recipes.demo import recipe
 
 
 def export(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write config, bf16 weights and generation config of ``model`` into ``folder``, each file renamed into place.
+    """Write config, bf16 weights and generation config of ``model`` into ``folder``, each file
+    renamed into place.
 
-    The tokenizer and the card that stand there are left as they are; ``model`` itself is not changed.
+    The tokenizer and the card that stand there are left as they are; ``model`` itself is not
+    changed.
     """
     copy = LlamaForCausalLM(type(model.config).from_dict(model.config.to_dict())).bfloat16()
     copy.load_state_dict(model.state_dict())
@@ -36,29 +36,18 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
             shutil.copy(path("receiver") / file_name, folder / file_name)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=sorted(recipe.SHAPES), required=True)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument(
-        "--flags", default="", help="further flags of the training command, for the card"
-    )
-    parser.add_argument("--note", default="not cut", help="how the run went, for the card")
-    given = parser.parse_args(arguments)
-    state = torch.load(given.checkpoint, weights_only=True)
-    model = recipe.build(given.model, 0)
+def ship(name: str, checkpoint: Path, flags: str, note: str) -> None:
+    """Exports a training checkpoint into the package and notes how it was trained, for the card."""
+    state = torch.load(checkpoint, weights_only=True)
+    model = recipe.build(name, 0)
     model.load_state_dict(state["model"])
-    export(model, path(given.model))
+    export(model, path(name))
     steps, seconds, tokens = state["counts"]
     training = {
         "steps": steps,
         "seconds": seconds,
         "tokens": tokens,
-        "flags": given.flags,
-        "note": given.note,
+        "flags": flags,
+        "note": note,
     }
-    (path(given.model) / "training.json").write_text(json.dumps(training, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    (path(name) / "training.json").write_text(json.dumps(training, indent=1) + "\n")

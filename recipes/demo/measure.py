@@ -1,6 +1,5 @@
-"""Print the figures of the model cards from the shipped files: ``python -m recipes.demo.measure [--write-cards]``."""
+"""What the model cards state, measured from the shipped files."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from kvbridge.demo import MODELS, path, texts
-from recipes.demo import cards
+from kvbridge.demo import path, texts
 
 CONTEXT, CONTINUATION = 192, 48
 BATCH = 32
@@ -28,7 +26,8 @@ def read(split: str) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def logits(model: LlamaForCausalLM, rows: Sequence[Sequence[int]], keep: int) -> torch.Tensor:
-    """Logits ``[rows, keep, vocabulary]`` at each row's last ``keep`` tokens; rows are padded on the left."""
+    """Logits ``[rows, keep, vocabulary]`` at each row's last ``keep`` tokens; rows are padded on
+    the left."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -45,9 +44,11 @@ def losses(
     context: int,
     limit: int | None = None,
 ) -> float:
-    """Mean loss in nats per token on the CONTINUATION tokens that follow the first CONTEXT tokens of each text.
+    """Mean loss in nats per token on the CONTINUATION tokens that follow the first CONTEXT tokens
+    of each text.
 
-    The model sees <bos> and the last ``context`` of those tokens. Texts that are too short are left out.
+    The model sees <bos> and the last ``context`` of those tokens. Texts that are too short are left
+    out.
     """
     rows = []
     for item in read(split)[:limit]:
@@ -57,10 +58,10 @@ def losses(
     total = 0.0
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
-        found = logits(model, part, CONTINUATION + 1)[:, :-1]
-        wanted = torch.tensor([row[-CONTINUATION:] for row in part])
+        predicted = logits(model, part, CONTINUATION + 1)[:, :-1]
+        following = torch.tensor([row[-CONTINUATION:] for row in part])
         total += torch.nn.functional.cross_entropy(
-            found.flatten(0, 1), wanted.flatten(), reduction="sum"
+            predicted.flatten(0, 1), following.flatten(), reduction="sum"
         ).item()
     return total / (len(rows) * CONTINUATION)
 
@@ -71,18 +72,17 @@ def recall(
     items: Sequence[dict[str, Any]],
     context: bool = True,
 ) -> list[bool]:
-    """Whether the likeliest next token of all the vocabulary is the answer, item by item, with or without the text."""
+    """Whether the likeliest next token of all the vocabulary is the answer, item by item, with or
+    without the text."""
     rows, hits = [], []
     for item in items:
         text = (item["context"] if context else "") + item["question"]
         rows.append(tokenizer.encode(text).ids)
     for start in range(0, len(rows), BATCH):
         best = logits(model, rows[start : start + BATCH], 1)[:, 0].argmax(-1)
-        wanted = [
-            tokenizer.encode(i["answer"], add_special_tokens=False).ids
-            for i in items[start : start + BATCH]
-        ]
-        hits += [[token] == answer for token, answer in zip(best.tolist(), wanted, strict=True)]
+        part = items[start : start + BATCH]
+        answers = [tokenizer.encode(i["answer"], add_special_tokens=False).ids for i in part]
+        hits += [[token] == answer for token, answer in zip(best.tolist(), answers, strict=True)]
     return hits
 
 
@@ -91,11 +91,9 @@ def figures(name: str) -> dict[str, float]:
     model, tokenizer = load(name), Tokenizer.from_file(str(path(name) / "tokenizer.json"))
     items = read("recall")
     hits, blind = recall(model, tokenizer, items), recall(model, tokenizer, items, context=False)
-    with_context, without = (
-        losses(model, tokenizer, "test", CONTEXT),
-        losses(model, tokenizer, "test", 0),
-    )
-    found = {
+    with_context = losses(model, tokenizer, "test", CONTEXT)
+    without = losses(model, tokenizer, "test", 0)
+    measured = {
         "parameters": float(sum(p.numel() for p in model.parameters())),
         "loss_192": with_context,
         "loss_0": without,
@@ -107,28 +105,5 @@ def figures(name: str) -> dict[str, float]:
     }
     for kind in sorted({item["kind"] for item in items}):
         of_kind = [hit for hit, item in zip(hits, items, strict=True) if item["kind"] == kind]
-        found[f"recall_{kind}"] = sum(of_kind) / len(of_kind)
-    return found
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--write-cards", action="store_true", help="write the figures into the models' README.md"
-    )
-    parser.add_argument(
-        "--model", choices=MODELS, action="append", help="only this model; may be repeated"
-    )
-    given = parser.parse_args(arguments)
-    for name in given.model or MODELS:
-        found = figures(name)
-        print(
-            f"demo:{name}  " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()),
-            flush=True,
-        )
-        if given.write_cards:
-            cards.write(name, found)
-
-
-if __name__ == "__main__":
-    main()
+        measured[f"recall_{kind}"] = sum(of_kind) / len(of_kind)
+    return measured

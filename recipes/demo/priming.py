@@ -1,11 +1,13 @@
-"""The initial weights: heads that look a few tokens back, and one induction head, are put in by hand.
+"""The initial weights: heads that look a few tokens back, and one induction head, are put in by
+hand.
 
-From default weights a small RoPE model without biases needs thousands of steps before it copies from its context:
-nothing in its input is constant, so no head can attend by position alone, and random layers drown its embeddings.
-In the manner of mimetic initialisation (arXiv 2305.09828) all embeddings share a direction, layer 0's heads attend 1, 2,
-3 and 4 tokens back and write what they find into subspaces of their own, layer 1's first head matches the current
-token with those that stand one back (an induction head, arXiv 2209.11895), and values of later layers are copied.
-All of it is trained on afterwards; nothing is frozen.
+From default weights a small RoPE model without biases needs thousands of steps before it copies
+from its context: nothing in its input is constant, so no head can attend by position alone, and
+random layers drown its embeddings. In the manner of mimetic initialisation (arXiv 2305.09828) all
+embeddings share a direction, layer 0's heads attend 1, 2, 3 and 4 tokens back and write what they
+find into subspaces of their own, layer 1's first head matches the current token with those that
+stand one back (an induction head, arXiv 2209.11895), and values of later layers are copied. All of
+it is trained on afterwards; nothing is frozen.
 """
 
 from typing import Any
@@ -23,7 +25,8 @@ MATCH = 3.3
 
 @torch.no_grad()
 def prime(model: LlamaForCausalLM) -> None:
-    """Overwrite the freshly initialised weights of ``model`` in place; draws from torch's global generator."""
+    """Overwrite the freshly initialised weights of ``model`` in place; draws from torch's global
+    generator."""
     config: Any = model.config
     width, head_dim, heads = config.hidden_size, config.head_dim, config.num_attention_heads
     group = heads // config.num_key_value_heads
@@ -72,7 +75,8 @@ def prime(model: LlamaForCausalLM) -> None:
 
 
 def _wave(head_dim: int, frequencies: torch.Tensor, shift: int) -> torch.Tensor:
-    """A vector that scores sum_f s^2 cos(f (j - i - shift)) when one of shift 0 at j is its rotated key."""
+    """A vector that scores sum_f s^2 cos(f (j - i - shift)) when one of shift 0 at j is its rotated
+    key."""
     wave, half = torch.zeros(head_dim), head_dim // 2
     used = slice(0, FREQUENCIES)
     wave[used] = SHARPNESS * (frequencies[used] * shift).cos()

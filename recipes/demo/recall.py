@@ -33,7 +33,8 @@ def items(
 def _item(
     rng: Random, pool: Sequence[str], start: int, tokenizer: Tokenizer
 ) -> tuple[dict[str, Any] | None, int]:
-    """Prose, facts, prose, a question. The other options are values of the same relation told in the same context."""
+    """Prose, facts, prose, a question. The other options are values of the same relation told in
+    the same context."""
     ledger = Ledger(rng)
     kinds = rng.sample(sorted(KINDS), 2)
     asked = rng.choice(kinds)

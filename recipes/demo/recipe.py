@@ -1,4 +1,5 @@
-"""What is trained and how: the three architectures, the curriculum, the optimisers and their schedule."""
+"""What is trained and how: the three architectures, the curriculum, the optimisers and their
+schedule."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -33,11 +34,13 @@ SHAPES["tuned"] = SHAPES["receiver"]
 
 @dataclass(frozen=True)
 class Phase:
-    """Until ``until`` (a share of all steps): rows of ``length`` tokens, and the shares of what they hold.
+    """Until ``until`` (a share of all steps): rows of ``length`` tokens, and the shares of what
+    they hold.
 
-    ``shares`` are those of documents, drills and plain prose; the rest is bare copying, of which the share ``words``
-    draws on the task vocabulary alone. Copying a few hundred tokens in short rows is learnt within some hundred
-    steps, and everything else is learnt on top of it; drills or prose from the start took many times as long.
+    ``shares`` are those of documents, drills and plain prose; the rest is bare copying, of which
+    the share ``words`` draws on the task vocabulary alone. Copying a few hundred tokens in short
+    rows is learnt within some hundred steps, and everything else is learnt on top of it; drills or
+    prose from the start took many times as long.
     """
 
     until: float
@@ -49,7 +52,8 @@ class Phase:
 LONG_EVERY, LONG_ROWS = 25, 2048
 EMBEDDING_RATE = 1 / 3
 
-# The sender is to be the weaker reader: much prose, in which it forgets to copy, then documents, and an early stop.
+# The sender is to be the weaker reader: much prose, in which it forgets to copy, then documents,
+# and an early stop.
 CURRICULA: dict[str, tuple[Phase, ...]] = {
     "sender": (
         Phase(0.04, 64, (0.0, 0.0, 0.0), words=1.0),
@@ -71,10 +75,11 @@ CURRICULA: dict[str, tuple[Phase, ...]] = {
 
 
 def phase(name: str, step: int, steps: int) -> Phase:
-    """The phase of a step; once rows are 512 long, every 25th step has rows of 2,048, for the later positions."""
-    found = next(p for p in CURRICULA[name] if step < p.until * steps or p.until == 1.0)
-    long = found.length == 512 and step % LONG_EVERY == 0
-    return replace(found, length=LONG_ROWS) if long else found
+    """The phase of a step; once rows are 512 long, every 25th step has rows of 2,048, for the later
+    positions."""
+    current = next(p for p in CURRICULA[name] if step < p.until * steps or p.until == 1.0)
+    long = current.length == 512 and step % LONG_EVERY == 0
+    return replace(current, length=LONG_ROWS) if long else current
 
 
 def build(name: str, seed: int, **changes: int) -> LlamaForCausalLM:
@@ -103,14 +108,16 @@ def upper_third(layers: int) -> range:
 
 
 def freeze_all_but(model: LlamaForCausalLM, layers: Iterable[int]) -> None:
-    """Only the named layers keep a gradient; embeddings, the last norm and all other layers are fixed."""
+    """Only the named layers keep a gradient; embeddings, the last norm and all other layers are
+    fixed."""
     model.requires_grad_(False)
     for index in layers:
         model.model.layers[index].requires_grad_(True)
 
 
 def optimisers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embedding and the norms (arXiv 2502.16982: rates matched by RMS)."""
+    """Muon for the layers' matrices, AdamW for the embedding and the norms (arXiv 2502.16982: rates
+    matched by RMS)."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if p.ndim != 2 or "embed" in name]
@@ -128,6 +135,7 @@ def optimisers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:
-    """Warm-up over 100 steps (or a tenth), constant, then linear to a twentieth over the last 35 %."""
+    """Warm-up over 100 steps (or a tenth), constant, then linear to a twentieth over the last 35
+    %."""
     warm = min(100, max(1, steps // 10))
     return peak * min(1.0, (step + 1) / warm, max(0.05, (steps - step) / (0.35 * steps)))

@@ -1,7 +1,8 @@
 """Task passages whose answers stand earlier in the text: facts, then questions about them.
 
-A passage is a list of pieces, each a text with the flag *recallable*: whether what came before determines it.
-Every key and value is one token of the demo tokenizer (with its leading space), so that an answer is one token.
+A passage is a list of pieces, each a text with the flag *recallable*: whether what came before
+determines it. Every key and value is one token of the demo tokenizer (with its leading space), so
+that an answer is one token.
 """
 
 from collections.abc import Sequence
@@ -20,25 +21,34 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 NAMES = _words(
-    "Emma Fanny Elizabeth Jane Marianne Catherine Harriet Anne Thomas Edmund Edward Henry John Mary William Isabella"
-    " Lucy Lydia Charles Walter Frank Maria Julia Louisa Charlotte James Tom Eleanor Henrietta Kitty Susan Robert"
-    " Frederick Margaret Eliza Martin George Philip Sophia Augusta Peter Anna Rose Ellen Hugh Ralph Laura Alice"
+    "Emma Fanny Elizabeth Jane Marianne Catherine Harriet Anne Thomas Edmund Edward Henry John "
+    "Mary William Isabella"
+    " Lucy Lydia Charles Walter Frank Maria Julia Louisa Charlotte James Tom Eleanor Henrietta"
+    " Kitty Susan Robert"
+    " Frederick Margaret Eliza Martin George Philip Sophia Augusta Peter Anna Rose Ellen Hugh"
+    " Ralph Laura Alice"
 )
 PLACES = _words(
-    "house room garden park cottage hall church village town parlour kitchen library street road theatre shop"
-    " chapel barn field wood meadow river bridge tower cellar stable orchard mill market school court inn"
+    "house room garden park cottage hall church village town parlour kitchen library street road "
+    "theatre shop"
+    " chapel barn field wood meadow river bridge tower cellar stable orchard mill market school"
+    " court inn"
 )
 OBJECTS = _words(
-    "letter book table chair horse picture card instrument piano carriage chaise note bed window door fire"
-    " lamp key ring watch box glass cup knife bell coat hat shoe basket candle clock coin map pen flute drum"
+    "letter book table chair horse picture card instrument piano carriage chaise note bed window "
+    "door fire"
+    " lamp key ring watch box glass cup knife bell coat hat shoe basket candle clock coin map pen"
+    " flute drum"
     " ribbon purse mirror rope spoon apple cake egg"
 )
 QUALITIES = _words(
-    "proud idle happy clever quiet silly gentle vain kind wise rude brave cold merry sad shy honest jealous"
+    "proud idle happy clever quiet silly gentle vain kind wise rude brave cold merry sad shy "
+    "honest jealous"
     " pretty young poor rich lazy bold calm cruel civil eager noble plain sweet tall weak"
 )
 NUMBERS = _words(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen"
     " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
 VOCABULARY = tuple(sorted({*NAMES, *PLACES, *OBJECTS, *QUALITIES, *NUMBERS}))
@@ -46,7 +56,8 @@ VOCABULARY = tuple(sorted({*NAMES, *PLACES, *OBJECTS, *QUALITIES, *NUMBERS}))
 
 @dataclass(frozen=True)
 class Kind:
-    """How one relation is told and asked. ``fact`` and ``ask`` are formatted with k (key) and v (value)."""
+    """How one relation is told and asked. ``fact`` and ``ask`` are formatted with k (key) and v
+    (value)."""
 
     keys: tuple[str, ...]
     values: tuple[str, ...]
@@ -83,7 +94,8 @@ class Fact:
 
 @dataclass
 class Ledger:
-    """What one text has told so far; keys and values of a kind are never used twice, so every answer is unique."""
+    """What one text has told so far; keys and values of a kind are never used twice, so every
+    answer is unique."""
 
     rng: Random
     facts: list[Fact] = field(default_factory=list)
@@ -135,6 +147,7 @@ class Ledger:
 
 
 def quote(rng: Random, sentence: str) -> list[Piece]:
-    """A sentence of the text, read again word for word; its first three words are free, the rest is determined."""
+    """A sentence of the text, read again word for word; its first three words are free, the rest is
+    determined."""
     head = " ".join(sentence.split(" ")[:3])
     return [Piece("Read it again: " + head), Piece(sentence[len(head) :], True)]

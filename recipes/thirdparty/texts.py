@@ -1,8 +1,8 @@
 """English prose out of three Debian documentation packages, cut into items and split by HTML page.
 
-A page is a document. What keeps the splits apart: a page's split follows from a hash of its name alone,
-items of a page never share a sentence, and a paragraph with a sentence that also stands on another page is
-dropped from both (licence notes, passages that manuals copy from each other).
+A page is a document. What keeps the splits apart: a page's split follows from a hash of its name
+alone, items of a page never share a sentence, and a paragraph with a sentence that also stands on
+another page is dropped from both (licence notes, passages that manuals copy from each other).
 """
 
 import hashlib
@@ -40,9 +40,10 @@ def _key(sentence: str) -> bytes:
     ).digest()
 
 
-def documents(found: Iterable[tuple[str, list[str]]]) -> list[Document]:
-    """Documents without what they share: a paragraph with a sentence of another page is dropped from both."""
-    collected = [Document(name, texts) for name, texts in found]
+def documents(site: Iterable[tuple[str, list[str]]]) -> list[Document]:
+    """Documents without what they share: a paragraph with a sentence of another page is dropped
+    from both."""
+    collected = [Document(name, texts) for name, texts in site]
     owners: dict[bytes, set[int]] = defaultdict(set)
     keyed: list[list[list[bytes]]] = []
     for number, document in enumerate(collected):
@@ -64,7 +65,8 @@ def documents(found: Iterable[tuple[str, list[str]]]) -> list[Document]:
 
 
 def cut(texts: Iterable[str]) -> list[str]:
-    """Items of ITEM_CHARS characters: consecutive sentences, paragraphs kept apart, the rest dropped."""
+    """Items of ITEM_CHARS characters: consecutive sentences, paragraphs kept apart, the rest
+    dropped."""
     low, high = ITEM_CHARS
     items: list[str] = []
     current = ""
@@ -87,14 +89,15 @@ def split_of(document: str) -> str:
     return next((name for name, upper in SHARES if share < upper), "train")
 
 
-def rows(found: Iterable[Document]) -> dict[str, list[dict[str, str]]]:
+def rows(site: Iterable[Document]) -> dict[str, list[dict[str, str]]]:
     """Per split the rows {id, document, kind, text}; kind is the package.
 
-    First every page's first item in the order of a hash of the page's name, then the second ones, and so
-    on: the first n rows of a split come from as many pages as there can be, in a mixed order.
+    First every page's first item in the order of a hash of the page's name, then the second ones,
+    and so on: the first n rows of a split come from as many pages as there can be, in a mixed
+    order.
     """
     ordered = sorted(
-        found, key=lambda document: hashlib.sha256(f"order {document.name}".encode()).digest()
+        site, key=lambda document: hashlib.sha256(f"order {document.name}".encode()).digest()
     )
     ranked: dict[str, list[tuple[int, dict[str, str]]]] = {split: [] for split in ITEMS_PER_PAGE}
     for document in ordered:
@@ -115,14 +118,15 @@ def rows(found: Iterable[Document]) -> dict[str, list[dict[str, str]]]:
 
 
 def write(debs: Mapping[str, Path], folder: Path) -> dict[str, int]:
-    """Writes {train,validation,test}.jsonl into ``folder`` from each package's .deb; returns row counts."""
-    found = documents(
+    """Writes {train,validation,test}.jsonl into ``folder`` from each package's .deb; returns row
+    counts."""
+    site = documents(
         (name, paragraphs(html))
         for package in PACKAGES
         for name, html in sorted(pages(debs[package.name], package))
     )
     counts = {}
-    for split, items in rows(found).items():
+    for split, items in rows(site).items():
         lines = (json.dumps(row, ensure_ascii=False) for row in items)
         (folder / f"{split}.jsonl").write_text(
             "".join(line + "\n" for line in lines), encoding="utf-8"

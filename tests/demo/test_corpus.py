@@ -59,7 +59,7 @@ def test_novels_are_read_out_of_an_r_database(tmp_path: Path) -> None:
 
 def test_documents_hold_every_paragraph_once_and_their_split_depends_on_the_id_alone() -> None:
     paragraphs = [f"Paragraph {i} " + "and so on " * 40 for i in range(30)]
-    found = corpus.documents(iter([("book", paragraphs)]))
-    assert [p for document in found for p in document.paragraphs] == paragraphs
-    assert all(document.split == corpus.split_of(document.id) for document in found)
-    assert len({document.id for document in found}) == len(found) > 3
+    documents = corpus.documents(iter([("book", paragraphs)]))
+    assert [p for document in documents for p in document.paragraphs] == paragraphs
+    assert all(document.split == corpus.split_of(document.id) for document in documents)
+    assert len({document.id for document in documents}) == len(documents) > 3

@@ -1,4 +1,5 @@
-"""What ships in kvbridge/demo keeps its promises: sizes, splits, answers where they are said to be, frozen layers."""
+"""What ships in kvbridge/demo keeps its promises: sizes, splits, answers where they are said to be,
+frozen layers."""
 
 import json
 from functools import cache

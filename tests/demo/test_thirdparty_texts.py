@@ -1,4 +1,5 @@
-"""The texts of the third-party pair: paragraphs out of HTML, items out of paragraphs, splits of pages."""
+"""The texts of the third-party pair: paragraphs out of HTML, items out of paragraphs, splits of
+pages."""
 
 import io
 import json
@@ -22,20 +23,28 @@ from recipes.thirdparty.texts import (
     split_of,
 )
 
-SENTENCE = "The keeper of the lighthouse is on the stairs in the evening, and the lamp is lit by the hand of a child."
+SENTENCE = (
+    "The keeper of the lighthouse is on the stairs in the evening, and the lamp is lit by "
+    "the hand of a child."
+)
 
 SPHINX = f"""<html><head><title>T</title><script>var x = "the of to and";</script></head><body>
 <nav><p>Navigation: {SENTENCE}</p></nav>
 <div class="body" role="main">
-<h1>Heading that is as long as a paragraph and has the words of the language in it.<a class="headerlink">¶</a></h1>
-<p>The <em>first</em> paragraph of <code class="docutils">the page</code> is &lt;long&gt; enough,<br/>and it has an end.</p>
+<h1>Heading that is as long as a paragraph and has the words of the language in it.<a
+class="headerlink">¶</a></h1>
+<p>The <em>first</em> paragraph of <code class="docutils">the page</code> is &lt;long&gt;
+enough,<br/>and it has an end.</p>
 <pre><p>{SENTENCE}</p></pre>
 <div class="highlight"><pre>for the of to and in is that it as with be</pre></div>
 <p>Too short to be of use.</p>
 <p>Not ended, although it is a long line with the words of the language in it and no full stop</p>
-<ul><li><p>A paragraph in a list is prose as well when it is long enough and has an end.</p></li></ul>
-<dl><dt>signature(of, the, function) -&gt; is that a paragraph or not, it is not, as it is code.</dt>
-<dd><p>What the function is for is said in the paragraph that stands below the signature.</p></dd></dl>
+<ul><li><p>A paragraph in a list is prose as well when it is long enough and has an
+end.</p></li></ul>
+<dl><dt>signature(of, the, function) -&gt; is that a paragraph or not, it is not, as it is
+code.</dt>
+<dd><p>What the function is for is said in the paragraph that stands below the
+signature.</p></dd></dl>
 <div class="versionchanged"><p><span>Changed in version 3.9:</span> {SENTENCE}</p></div>
 <p>New in version 3.2: {SENTENCE}</p>
 <table><tr><td><p>{SENTENCE}</p></td></tr></table>
@@ -49,15 +58,17 @@ def test_only_prose_is_taken_from_a_sphinx_page():
         "The first paragraph of the page is <long> enough, and it has an end.",
         "A paragraph in a list is prose as well when it is long enough and has an end.",
         "What the function is for is said in the paragraph that stands below the signature.",
-        "The last paragraph comes after all of the silent blocks, and it is found in spite of them.",
+        "The last paragraph comes after all of the silent blocks, and it is found in spite of "
+        "them.",
     ]
 
 
 def test_docbook_paragraphs_are_divs_and_end_at_a_block_inside_them():
-    html = f"""<html><body><div class="titlepage"><div class="para">{SENTENCE}</div></div><div class="para">
+    html = f"""<html><body><div class="titlepage"><div class="para">{SENTENCE}</div></div><div
+      class="para">
       The text before the list is a paragraph of its own, as it is interrupted here:
-      <div class="itemizedlist"><ul><li><div class="para">An item of the list is one too, and it is not glued to the
-      text that stands around it.</div></li></ul></div>
+      <div class="itemizedlist"><ul><li><div class="para">An item of the list is one too, and it is
+      not glued to the text that stands around it.</div></li></ul></div>
       The text after the list is a paragraph again, since the block of it is still open.</div>
       <div class="other">{SENTENCE}</div></body></html>"""
     assert [text[:24] for text in paragraphs(html)] == [
@@ -70,9 +81,11 @@ def test_docbook_paragraphs_are_divs_and_end_at_a_block_inside_them():
 @pytest.mark.parametrize(
     "text",
     [
-        "Die Wärterin des Leuchtturms ging am Abend über die Treppe nach oben, um die Lampe anzuzünden.",
+        "Die Wärterin des Leuchtturms ging am Abend über die Treppe nach oben, um die Lampe "
+        "anzuzünden.",
         "CONFIG_A=1 CONFIG_B=2 0x0001 0x0002 0x0003 0x0004 0x0005 0x0006 the of to and is it a.",
-        "Copyright the authors of the book, who are all named in the list at the end of the volume.",
+        "Copyright the authors of the book, who are all named in the list at the end of the "
+        "volume.",
         "Short, but of the language.",
     ],
 )
@@ -83,13 +96,14 @@ def test_what_is_not_english_prose(text):
 def essay(seed: str, sentences: int) -> list[str]:
     """Paragraphs of three sentences, none of which any other seed has."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    found = []
+    made = []
     for number in range(sentences):
         word = "".join(letters[int(digit)] for digit in str(number))
-        found.append(
-            f"The {seed} of {word} is one of the things that the keeper has in the tower by the sea."
+        made.append(
+            f"The {seed} of {word} is one of the things that the keeper has in the tower by the "
+            "sea."
         )
-    return [" ".join(found[start : start + 3]) for start in range(0, sentences, 3)]
+    return [" ".join(made[start : start + 3]) for start in range(0, sentences, 3)]
 
 
 def test_items_are_cut_between_sentences_and_do_not_overlap():
@@ -105,13 +119,13 @@ def test_items_are_cut_between_sentences_and_do_not_overlap():
 def test_a_sentence_on_two_pages_takes_its_paragraph_from_both():
     shared = "This manual is free documentation, and it is given under the licence of year 2001."
     again = shared.replace("2001", "2022").upper()
-    found = documents(
+    site = documents(
         [
             ("p/a", ["Own text of the first page is kept as it is.", f"Hello. {shared}"]),
             ("p/b", [again]),
         ]
     )
-    assert found == [
+    assert site == [
         Document("p/a", ["Own text of the first page is kept as it is."]),
         Document("p/b", []),
     ]
@@ -122,7 +136,7 @@ def test_a_paragraph_twice_on_a_page_is_kept_once():
 
 
 @pytest.fixture
-def found():
+def site():
     names = [f"doc-{number % 3}/page{number}.html" for number in range(200)]
     return [
         Document(name, essay(f"item {chr(97 + i // 26)}{chr(97 + i % 26)}", 150))
@@ -130,8 +144,8 @@ def found():
     ]
 
 
-def test_splits_are_disjoint_by_page_and_have_unique_ids(found):
-    split = rows(found)
+def test_splits_are_disjoint_by_page_and_have_unique_ids(site):
+    split = rows(site)
     pages_of = {name: {row["document"] for row in items} for name, items in split.items()}
     assert (
         sum(len(names) for names in pages_of.values())
@@ -149,12 +163,12 @@ def test_splits_are_disjoint_by_page_and_have_unique_ids(found):
     assert 0.2 < len(pages_of["test"]) / 200 < 0.4
 
 
-def test_rows_do_not_depend_on_the_order_of_pages(found):
-    assert rows(found) == rows(list(reversed(found)))
+def test_rows_do_not_depend_on_the_order_of_pages(site):
+    assert rows(site) == rows(list(reversed(site)))
 
 
-def test_first_rows_come_from_as_many_pages_as_possible(found):
-    for name, items in rows(found).items():
+def test_first_rows_come_from_as_many_pages_as_possible(site):
+    for name, items in rows(site).items():
         pages_of = [row["document"] for row in items]
         count = len(set(pages_of))
         assert len(set(pages_of[:count])) == count
@@ -203,8 +217,8 @@ def test_pages_are_the_english_html_files_of_the_package(tmp_path):
         "./usr/share/doc/q/html/d.html": "",
     }
     (tmp_path / "p.deb").write_bytes(tar_of(members))
-    found = dict(pages(tmp_path / "p.deb", Package("p", "usr/share/doc/p/html/")))
-    assert found == {"p/a/b.html": "<p>é</p>", "p/c.html": "<p>é</p>"}
+    site = dict(pages(tmp_path / "p.deb", Package("p", "usr/share/doc/p/html/")))
+    assert site == {"p/a/b.html": "<p>é</p>", "p/c.html": "<p>é</p>"}
 
 
 @pytest.mark.usefixtures("no_dpkg")

@@ -101,16 +101,16 @@ def test_a_cut_run_continues_and_gives_the_same_summary(asset: Path, tmp_path: P
     kept = rows.read_bytes()
     rows.write_bytes(kept[: int(len(kept) * 0.6)])
     kvbridge(*run, "--out", tmp_path / "cut")
-    found, whole = (losses(path) for path in (rows, tmp_path / "whole" / "rows.jsonl"))
-    assert found == pytest.approx(whole)
+    continued, whole = (losses(path) for path in (rows, tmp_path / "whole" / "rows.jsonl"))
+    assert continued == pytest.approx(whole)
 
 
 def losses(path: Path) -> dict[str, float]:
     """Loss of each row by item and condition; a row that stands twice is an error."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    found = {f"{row['item']} {row['condition']}": row["loss"] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    by_row = {f"{row['item']} {row['condition']}": row["loss"] for row in rows}
+    assert len(by_row) == len(rows)
+    return by_row
 
 
 @pytest.mark.parametrize(

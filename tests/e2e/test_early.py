@@ -1,4 +1,5 @@
-"""Mistakes that cost nothing to find are found before a model is loaded: every command, with loading forbidden."""
+"""Mistakes that cost nothing to find are found before a model is loaded: every command, with
+loading forbidden."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Runs a command that must end with `code` and one line, which is returned; loading a model is a failure."""
+    """Runs a command that must end with `code` and one line, which is returned; loading a model is
+    a failure."""
 
     def forbidden(*arguments: Any, **options: Any) -> Any:
         pytest.fail("a model was loaded first")

@@ -1,4 +1,5 @@
-"""Models on a device that is not the CPU: nothing may meet a tensor that stayed behind, and every number is the same."""
+"""Models on a device that is not the CPU: nothing may meet a tensor that stayed behind, and every
+number is the same."""
 
 from __future__ import annotations
 
@@ -61,12 +62,12 @@ def here() -> tuple[Any, Any]:
 
 @cache
 def documents() -> list[Document]:
-    found, kept = (
+    every, kept = (
         list(read_documents(str(demo.texts("train").parent))),
         {"train": 30, "validation": 8, "test": 6},
     )
     return [
-        d for split, count in kept.items() for d in [x for x in found if x.split == split][:count]
+        d for split, count in kept.items() for d in [x for x in every if x.split == split][:count]
     ]
 
 
@@ -113,16 +114,17 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def alike(found: Any, expected: Any) -> bool:
-    """Equal but for rounding: a copy may lie otherwise in memory than a view, and sums then round otherwise."""
+def alike(value: Any, expected: Any) -> bool:
+    """Equal but for rounding: a copy may lie otherwise in memory than a view, and sums then round
+    otherwise."""
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            alike(found[k], v) for k, v in expected.items()
+        return value.keys() == expected.keys() and all(
+            alike(value[k], v) for k, v in expected.items()
         )
     if isinstance(expected, (list, tuple)):
-        return len(found) == len(expected) and all(map(alike, found, expected))
+        return len(value) == len(expected) and all(map(alike, value, expected))
     return bool(
-        found
+        value
         == (
             pytest.approx(expected, rel=1e-3, abs=1e-4) if isinstance(expected, float) else expected
         )
@@ -133,11 +135,11 @@ def alike(found: Any, expected: Any) -> bool:
 def test_a_fit(changes: dict[str, Any]) -> None:
     expected, pair = fitted(**changes), there()
     with Pretend():
-        found = kvbridge.fit(*pair, documents(), config=replace(CONFIG, **changes))
-    assert alike(found.scores.to_json(), expected.scores.to_json())
+        fit = kvbridge.fit(*pair, documents(), config=replace(CONFIG, **changes))
+    assert alike(fit.scores.to_json(), expected.scores.to_json())
     for name, tensor in expected.translator.tensors.items():
         if name.endswith(".W"):
-            torch.testing.assert_close(found.translator.tensors[name], tensor, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(fit.translator.tensors[name], tensor, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)
@@ -210,9 +212,9 @@ def test_every_condition_of_an_evaluation(asset: Any, tmp_path: Path) -> None:
 
     expected, pair = rows(tmp_path / "here", *here()), there()
     with Pretend():
-        found = rows(tmp_path / "there", *pair)
-    assert alike(found, expected)
-    assert {row["status"] for row in found} == {"ok"}, [row["reason"] for row in found]
+        measured = rows(tmp_path / "there", *pair)
+    assert alike(measured, expected)
+    assert {row["status"] for row in measured} == {"ok"}, [row["reason"] for row in measured]
 
 
 def test_a_screening(tmp_path: Path) -> None:

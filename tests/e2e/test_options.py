@@ -1,4 +1,5 @@
-"""What an option may be: plain numbers are refused before torch is imported, unknown names with the nearest known one."""
+"""What an option may be: plain numbers are refused before torch is imported, unknown names with the
+nearest known one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import sys
 
 import pytest
 
-RUN = "import sys; from kvbridge.cli.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+RUN = (
+    "import sys; from kvbridge.cli.main import main\ntry: main()\nfinally: print('torch' in "
+    "sys.modules)"
+)
 
 NUMBERS = [
     (("gate", "calibrate", "a", "--alpha", "0"), "--alpha"),

@@ -1,4 +1,5 @@
-"""Progress where nobody watches a terminal: a log has a plain line now and then, with what is done and what is left."""
+"""Progress where nobody watches a terminal: a log has a plain line now and then, with what is done
+and what is left."""
 
 from __future__ import annotations
 

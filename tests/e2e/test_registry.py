@@ -1,4 +1,5 @@
-"""What docs/registry.md shows is run: fit, calibrate, push, pull in another home, verify, handoff."""
+"""What docs/registry.md shows is run: fit, calibrate, push, pull in another home, verify,
+handoff."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def small(commands: str) -> str:
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
-    """The folder in which the documented commands ran, what they printed, the Hub they used and its address."""
+    """The folder in which the documented commands ran, what they printed, the Hub they used and its
+    address."""
     folder = tmp_path_factory.mktemp("walk")
     few(folder / "data", documents=40)
     (folder / "handoff.py").write_text(block("python"), "utf-8")

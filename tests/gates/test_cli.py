@@ -40,9 +40,9 @@ def kvbridge(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["kvbridge", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-        found = capsys.readouterr()
-        assert (ended.value.code or 0) == code, found.err
-        return found.out, found.err
+        printed = capsys.readouterr()
+        assert (ended.value.code or 0) == code, printed.err
+        return printed.out, printed.err
 
     return run
 
@@ -151,21 +151,21 @@ def test_refusals_are_one_line(kvbridge, calibrated, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "found", "near"),
+    ("given", "named", "near"),
     [
         (("--signals", "length,tail_los"), "tail_los", "tail_loss"),
         (("--signals", "psychic"), "psychic", None),
         (("--label", "next_tokens"), "next_tokens", "next_token"),
     ],
 )
-def test_an_unknown_name_is_told_with_the_nearest(kvbridge, pair, tmp_path, given, found, near):
+def test_an_unknown_name_is_told_with_the_nearest(kvbridge, pair, tmp_path, given, named, near):
     _, stderr = kvbridge(
         "gate", "calibrate", pair.asset.path, "--out", tmp_path / "new", *given, code=2
     )
     known = SIGNALS if given[0] == "--signals" else LABELS
     words = " ".join(stderr.split())
-    assert f"of {', '.join(known)}, found {found}" in words
-    assert words.endswith(f"found {found}; did you mean {near}?" if near else f"found {found}")
+    assert f"of {', '.join(known)}, found {named}" in words
+    assert words.endswith(f"found {named}; did you mean {near}?" if near else f"found {named}")
 
 
 def test_a_signal_given_twice_is_said_to_be(kvbridge, pair, tmp_path):
@@ -211,8 +211,8 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     )
     shown = kvbridge(*common[:4], tmp_path / "few", *common[5:])[0]
     assert (
-        f"default signals without {', '.join(n for n in DEFAULT_SIGNALS if n not in ('length', 'next_token'))} (not in"
-        in shown
+        "default signals without "
+        f"{', '.join(n for n in DEFAULT_SIGNALS if n not in ('length', 'next_token'))} (not in" in shown
     )
 
 
@@ -269,6 +269,6 @@ def test_signals_that_gave_no_number_are_named(kvbridge, pair, tmp_path, monkeyp
         "gate", "calibrate", pair.asset.path, "--data", texts, "--out", tmp_path / "new"
     )
     assert (
-        "left out: leverage: no number for this pair at every of these tails (the asset carries no factor"
-        in said
+        "left out: leverage: no number for this pair at every of these tails (the asset carries "
+        "no factor" in said
     )

@@ -49,7 +49,7 @@ def tracked() -> set[str]:
 
 def expected_files() -> set[str]:
     """Paths in the wheel of every .py and data file on disk, under its name as part of kvbridge."""
-    known, found = tracked(), set()
+    known, files = tracked(), set()
     for package, folder in FOLDERS.items():
         for path in folder.rglob("*"):
             if path.is_file() and not any(
@@ -63,8 +63,8 @@ def expected_files() -> set[str]:
                     and path.suffix in (".py", *DATA)
                     and not path.name.startswith(".")
                 ):
-                    found.add(f"{package}/{inside.as_posix()}")
-    return found
+                    files.add(f"{package}/{inside.as_posix()}")
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,8 @@ def wheel(tmp_path_factory) -> Path:
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    (found,) = out.glob("*.whl")
-    return found
+    (built,) = out.glob("*.whl")
+    return built
 
 
 def test_every_package_on_disk_is_named():
@@ -143,7 +143,8 @@ def test_the_wheel_holds_everything_once_and_only_under_kvbridge(wheel):
 
 
 def test_it_loads_a_demo_model_alone_and_offline(wheel, tmp_path):
-    """A fresh environment that sees this one's third-party packages, but no checkout of kvbridge."""
+    """A fresh environment that sees this one's third-party packages, but no checkout of
+    kvbridge."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -153,8 +154,10 @@ def test_it_loads_a_demo_model_alone_and_offline(wheel, tmp_path):
         archive.extractall(site)
     (site / "heavy.pth").write_text(f"{here}\n")
     code = (
-        "import sys, time; start = time.perf_counter(); import kvbridge; model = kvbridge.load('demo:receiver');"
-        "print(kvbridge.__file__); print(time.perf_counter() - start); print(len(model.encode('Hello there.')));"
+        "import sys, time; start = time.perf_counter(); import kvbridge; model = "
+        "kvbridge.load('demo:receiver');"
+        "print(kvbridge.__file__); print(time.perf_counter() - start); "
+        "print(len(model.encode('Hello there.')));"
         "import kvbridge.fitting.job, kvbridge.registry, kvbridge.gates, kvbridge.eval;"
         "print([m for m in ('fitting', 'gates', 'registry', 'eval') if m in sys.modules])"
     )

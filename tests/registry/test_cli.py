@@ -1,4 +1,5 @@
-"""`kvbridge registry` from the command line: tables, JSON, exit codes, one line for every refusal."""
+"""`kvbridge registry` from the command line: tables, JSON, exit codes, one line for every
+refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real file systems that are full, read-only or not ours. Mounting needs root; skipped with a message elsewhere."""
+"""Real file systems that are full, read-only or not ours. Mounting needs root; skipped with a
+message elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def mounted(path, options):
 
 
 def test_a_full_disk(tmp_path, asset):
-    """Fill the disk byte by byte around what a publish needs: it says so, and what was there stays whole."""
+    """Fill the disk byte by byte around what a publish needs: it says so, and what was there stays
+    whole."""
     large = assets.build(
         tmp_path / "large",
         assets.geometry("a/s", width=64),

@@ -40,7 +40,8 @@ CHANGING = {
 
 
 class World:
-    """A home with one published asset, from which every run starts, and a newer asset of the same pair."""
+    """A home with one published asset, from which every run starts, and a newer asset of the same
+    pair."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -55,7 +56,8 @@ class World:
         self.old = self.ref.digest
 
     def fresh(self, *, garbage: bool = False) -> LocalStore:
-        """The starting home; the newer asset lies in it without a name where there is to be `garbage`."""
+        """The starting home; the newer asset lies in it without a name where there is to be
+        `garbage`."""
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.copytree(self.folder / "template", self.home)
         store = LocalStore(self.home)
@@ -64,7 +66,8 @@ class World:
         return store
 
     def check(self, home: Path, allowed: set[str]) -> str:
-        """The tag stands for something allowed and whole, a collection leaves only that, and publishing works."""
+        """The tag stands for something allowed and whole, a collection leaves only that, and
+        publishing works."""
         store = LocalStore(home)
         ref = store.ref("translator", self.ref.scope)
         assert ref is not None, "the tag is gone"
@@ -103,7 +106,7 @@ def test_killed_at_the_boundaries_of_a_publish(world):
     seen = set()
     for point in share(points, 0, 60):
         store = world.fresh()
-        killed = ptrace.kill_at(lambda: store.publish(world.new_asset), point) is None  # noqa: B023 - called at once
+        killed = ptrace.kill_at(partial(store.publish, world.new_asset), point) is None
         seen.add(world.check(world.home, {world.old, world.new} if killed else {world.new}))
     assert seen == {world.old, world.new}, "the kills were to fall on both sides of the commit"
 
@@ -117,7 +120,8 @@ def test_killed_at_the_boundaries_of_a_collection(world):
 
 
 def test_killed_at_the_boundaries_of_a_removal(world):
-    """The name is there or gone, never half; a collection ends what was left, and the name can be given again."""
+    """The name is there or gone, never half; a collection ends what was left, and the name can be
+    given again."""
     first, seen = world.fresh(), set()
     for point in share(ptrace.stops(lambda: first.remove(world.ref)), 0, 25):
         store = world.fresh()
@@ -137,7 +141,8 @@ def test_killed_at_the_boundaries_of_a_removal(world):
 
 @pytest.mark.parametrize("code", ["EIO", "ENOSPC", "EDQUOT", "EROFS", "EACCES"])
 def test_a_system_call_that_fails(world, code):
-    """Every call in turn fails: it ends well or with one of our errors, and what was there before is intact."""
+    """Every call in turn fails: it ends well or with one of our errors, and what was there before
+    is intact."""
     store, number = world.fresh(), getattr(errno, code)
     run = [
         c
@@ -168,7 +173,8 @@ def test_a_system_call_that_fails(world, code):
 
 
 def test_power_loss_at_any_moment_of_a_publish(world, tmp_path):
-    """Unsynced data dropped in many ways after every call; what was reported as published is there."""
+    """Unsynced data dropped in many ways after every call; what was reported as published is
+    there."""
     store = world.fresh()
     machine = Machine(world.home)
     run = [

@@ -1,4 +1,5 @@
-"""A short run of what `benchmarks.faults.fuzz` does for hours; docs/registry-faults.md has the long run."""
+"""A short run of what `python -m benchmarks.faults fuzz` does for hours; docs/registry-faults.md
+has the long run."""
 
 from __future__ import annotations
 
@@ -43,14 +44,16 @@ def test_atheris(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.faults.fuzz",
+        "benchmarks.faults",
+        "fuzz",
         str(tmp_path / "corpus"),
         "--plain",
         "-runs=100000",
         "-rss_limit_mb=512",
         f"-artifact_prefix={tmp_path}/",
     ]
-    # A process starts with the peak memory of the one that forked it, here that of all tests before: a shell comes between.
+    # A process starts with the peak memory of the one that forked it, here that of all tests
+    # before: a shell comes between.
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", *command], capture_output=True, text=True
     )

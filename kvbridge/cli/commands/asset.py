@@ -31,7 +31,8 @@ def verify(asset: AssetFolder, as_json: Json = False) -> None:
     """Check that a translator is whole and unchanged.
 
     Every file is compared with its SHA-256 digest, every tensor with the shape it should have, and
-    every weight must be a finite number. This says nothing of how well the translator works; `eval run` measures that.
+    every weight must be a finite number. This says nothing of how well the translator works; `eval
+    run` measures that.
     """
     from kvbridge.asset.folder import load_asset
 

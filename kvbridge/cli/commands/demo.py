@@ -38,9 +38,9 @@ def demo(
     """Try kvbridge in about a minute, on the CPU and without a download.
 
     Two small models come with the package. The command fits a translator between them, hands over
-    texts that the fit has not seen, and prints how well the receiver goes on from a translated cache,
-    compared with reading the text itself, with not switching models, and with maps that never saw
-    the sender.
+    texts that the fit has not seen, and prints how well the receiver goes on from a translated
+    cache, compared with reading the text itself, with not switching models, and with maps that
+    never saw the sender.
     """
     from kvbridge.cli.demo import DemoCommand, run_demo
 

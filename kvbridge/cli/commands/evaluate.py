@@ -81,11 +81,11 @@ def eval_run(
     """Measure a translator on texts that its fit has not seen.
 
     Every item is answered in several ways, called conditions. The most important: native (the
-    receiver reads the prompt itself: the ceiling), sender (models are not switched), translated (the
-    receiver continues from the translated cache), token_only (a map that reads the receiver's own
-    tokens and no sender), wrong_document (the sender's cache of another text) and no_context (nothing
-    of the prompt: the floor). Conditions with a number, such as translated_tail32, recompute so many
-    last tokens of the prompt with the receiver.
+    receiver reads the prompt itself: the ceiling), sender (models are not switched), translated
+    (the receiver continues from the translated cache), token_only (a map that reads the receiver's
+    own tokens and no sender), wrong_document (the sender's cache of another text) and no_context
+    (nothing of the prompt: the floor). Conditions with a number, such as translated_tail32,
+    recompute so many last tokens of the prompt with the receiver.
 
     The summary says for each of them what share of the receiver's own quality is reached, what it
     costs, and whether the translator beats both the receiver and not switching at all.

@@ -139,9 +139,9 @@ def fit(
 ) -> None:
     """Fit a translator from SENDER to RECEIVER and save it.
 
-    A translator is one linear map per layer of the receiver, from the sender's keys and values to the
-    receiver's. It is solved by ridge regression from the caches that both models make of the same
-    texts; no model is trained. It works in this direction and for exactly these two models.
+    A translator is one linear map per layer of the receiver, from the sender's keys and values to
+    the receiver's. It is solved by ridge regression from the caches that both models make of the
+    same texts; no model is trained. It works in this direction and for exactly these two models.
 
     The texts are split by document: from the first part the maps are solved, on the second their
     settings are chosen, and on the third the printed scores are measured.

@@ -102,10 +102,11 @@ def gate_calibrate(
 ) -> None:
     """Calibrate a gate for a translator, from texts that its fit has not seen.
 
-    A gate looks at one translated cache and says `use`, `use_approximate` (use it, and mark the answer
-    as approximate) or `discard` (the receiver reads the prompt itself). It scores each cache by a few
-    cheap signals. The calibration sets the score's limits such that, with confidence, no more than a
-    chosen share of what is accepted is damaged; where no limit achieves that, it accepts nothing.
+    A gate looks at one translated cache and says `use`, `use_approximate` (use it, and mark the
+    answer as approximate) or `discard` (the receiver reads the prompt itself). It scores each cache
+    by a few cheap signals. The calibration sets the score's limits such that, with confidence, no
+    more than a chosen share of what is accepted is damaged; where no limit achieves that, it
+    accepts nothing.
     """
     from kvbridge.cli.calibrate import CalibrateCommand, plans_in, run_calibrate, signals_in
     from kvbridge.gates.calibrate.config import GateConfig
@@ -128,8 +129,8 @@ def gate_calibrate(
 def gate_show(asset: AssetFolder, calibration: Calibration = None, as_json: Json = False) -> None:
     """Show what a calibration promises.
 
-    That is: its limits, how many requests it accepts and how many of those were damaged, how well each
-    signal tells damage and what it costs, and what makes the calibration expire.
+    That is: its limits, how many requests it accepts and how many of those were damaged, how well
+    each signal tells damage and what it costs, and what makes the calibration expire.
     """
     from kvbridge.cli.calibrate import run_show
 

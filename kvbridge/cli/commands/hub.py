@@ -95,8 +95,8 @@ def pull(
 ) -> None:
     """Download a translator from the Hub and put it into the store.
 
-    What belongs to it (controls, calibrations, a signature) comes with it, and everything is checked
-    before the store has it.
+    What belongs to it (controls, calibrations, a signature) comes with it, and everything is
+    checked before the store has it.
     """
     store = open_store(home)
     name, _, revision = repo.partition("@")

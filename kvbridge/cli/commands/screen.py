@@ -54,10 +54,10 @@ def screen(
 ) -> None:
     """Find out which pairs of your models are worth a translator.
 
-    Every ordered pair of MODELS is fitted and evaluated as `fit` and `eval run` do it. The table gives
-    each pair a verdict: translate, translate behind the gate, receiver only (a map without any sender
-    does as well), cascade instead (the switch gains nothing), or prefill (let the receiver read the
-    prompt).
+    Every ordered pair of MODELS is fitted and evaluated as `fit` and `eval run` do it. The table
+    gives each pair a verdict: translate, translate behind the gate, receiver only (a map without
+    any sender does as well), cascade instead (the switch gains nothing), or prefill (let the
+    receiver read the prompt).
     """
     from kvbridge.cli.screen import ScreenCommand, run_screen
     from kvbridge.eval.screen.fleet import ScreenConfig
