@@ -53,10 +53,10 @@ def fuzz_command(
 ) -> None:
     """Feed mutated files to everything that reads an asset before its digest is known.
 
-    Further options are libFuzzer's, such as -runs=10000000 -rss_limit_mb=512. This needs the package
-    atheris, which `make test` installs.
+    Further options are libFuzzer's, such as -runs=10000000 -rss_limit_mb=512. This needs the
+    package atheris, which `make test` installs.
     """
-    # Imported here: atheris instruments modules while they are imported, so that none may be before.
+    # Not before: atheris instruments modules while they are imported.
     from benchmarks.faults.fuzz import fuzz
 
     fuzz(corpus, plain, context.args)

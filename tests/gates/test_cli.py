@@ -212,7 +212,8 @@ def test_time(kvbridge, calibrated, tmp_path, monkeypatch, pair):
     shown = kvbridge(*common[:4], tmp_path / "few", *common[5:])[0]
     assert (
         "default signals without "
-        f"{', '.join(n for n in DEFAULT_SIGNALS if n not in ('length', 'next_token'))} (not in" in shown
+        f"{', '.join(n for n in DEFAULT_SIGNALS if n not in ('length', 'next_token'))} (not in"
+        in shown
     )
 
 
