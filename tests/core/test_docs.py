@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvbridge.gates.signals import SIGNALS
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
@@ -82,3 +84,15 @@ def test_the_changelog_says_where_documented_names_are_now():
         module, _, name = (f"{program}." if program != place else place).rpartition(".")
         assert importlib.util.find_spec(module) is not None, place
         assert not name or hasattr(importlib.import_module(module), name), place
+
+
+def test_the_gates_page_lists_every_signal_as_it_is():
+    page = (ROOT / "docs" / "gates.md").read_text("utf-8").partition("### The signals\n")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \| (\w*) ?\| (\w+) \|$", page, re.MULTILINE)
+    shown = {
+        name: (tuple(re.findall(r"`(\w+)`", columns)), integrity == "yes", default == "yes")
+        for name, columns, integrity, default in rows
+    }
+    assert shown == {
+        name: (signal.columns, signal.integrity, signal.default) for name, signal in SIGNALS.items()
+    }
