@@ -19,25 +19,27 @@ from kvbridge.cli.options import Json
 from kvbridge.cli.output import table
 from kvbridge.clock import Stopwatch
 from kvbridge.errors import UsageError, unknown_names
-from kvbridge.eval.statistics.bootstrap import METHODS, Floats, ratio_interval
+from kvbridge.eval.statistics.bootstrap import METHODS, FloatArray, ratio_interval
 
 LOW, HIGH = 0.93, 0.97
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _CORRELATION = 0.2
 
-Sizes = Floats
-Draw = Callable[[np.random.Generator, Sizes, float], tuple[Floats, Floats, float]]
+Sizes = FloatArray
+Draw = Callable[[np.random.Generator, Sizes, float], tuple[FloatArray, FloatArray, float]]
 """Sizes `[documents]` and a share p to numerator and denominator sums `[documents]` and the true
 ratio."""
 
 
-def _document_share(rng: np.random.Generator, p: float, documents: int) -> Floats:
+def _document_share(rng: np.random.Generator, p: float, documents: int) -> FloatArray:
     """A share per document around p whose items correlate by `_CORRELATION` (beta-binomial)."""
     spread = (1 - _CORRELATION) / _CORRELATION
     return rng.beta(p * spread, (1 - p) * spread, documents)
 
 
-def accuracy(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, Floats, float]:
+def accuracy(
+    rng: np.random.Generator, sizes: Sizes, p: float
+) -> tuple[FloatArray, FloatArray, float]:
     """Share of right answers."""
     right = rng.binomial(sizes.astype(int), _document_share(rng, p, len(sizes)))
     return right.astype(float), sizes, p
@@ -45,21 +47,25 @@ def accuracy(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, 
 
 def paired_difference(
     rng: np.random.Generator, sizes: Sizes, p: float
-) -> tuple[Floats, Floats, float]:
+) -> tuple[FloatArray, FloatArray, float]:
     """t − s where p of the items are discordant and t wins seven of ten of those."""
     discordant = rng.binomial(sizes.astype(int), _document_share(rng, p, len(sizes)))
     won = rng.binomial(discordant, 0.7)
     return (2 * won - discordant).astype(float), sizes, 0.4 * p
 
 
-def retention(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, Floats, float]:
+def retention(
+    rng: np.random.Generator, sizes: Sizes, p: float
+) -> tuple[FloatArray, FloatArray, float]:
     """t/d: the receiver has 70 % right, the translation keeps p of those."""
     right = rng.binomial(sizes.astype(int), 0.7)
     kept = rng.binomial(right, _document_share(rng, p, len(sizes)))
     return kept.astype(float), right.astype(float), p
 
 
-def gap_share(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, Floats, float]:
+def gap_share(
+    rng: np.random.Generator, sizes: Sizes, p: float
+) -> tuple[FloatArray, FloatArray, float]:
     """(g − s)/(d − s) with 5 % harm: s 45 %, d 80 %, each item of the gap recovered with
     probability p."""
     needed = rng.binomial(sizes.astype(int), 0.40)
@@ -69,7 +75,9 @@ def gap_share(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats,
     return (won - p * harmed).astype(float), gap, p
 
 
-def recovery(rng: np.random.Generator, sizes: Sizes, p: float) -> tuple[Floats, Floats, float]:
+def recovery(
+    rng: np.random.Generator, sizes: Sizes, p: float
+) -> tuple[FloatArray, FloatArray, float]:
     """Recovery in nats: what a context is worth is lognormal by document, its recovered share
     varies."""
     documents = len(sizes)

@@ -1,4 +1,5 @@
-"""One pair from texts to a table: fit (or load) a translator, hand over held-out items, write the run folder."""
+"""One pair from texts to a table: fit (or load) a translator, hand over held-out items, write the
+run folder."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def fitted_asset(
     say: Say,
     progress: Any = None,
 ) -> Fitted:
-    """The asset in `out/asset`: the one that stands there if it is of these models and this configuration, else a new fit."""
+    """The asset in `out/asset`: the one that stands there if it is of these models and this
+    configuration, else a new fit."""
     path = out / RUN_ASSET
     if path.exists():
         asset = load_asset(path)
@@ -98,8 +100,8 @@ def run_pair(
     *,
     excluded: Sequence[Excluded] = (),
 ) -> dict[str, Any]:
-    """Evaluates an asset into `out` and returns the summary; a cut run continues. `excluded` are rows
-    that no item could be made of."""
+    """Evaluates an asset into `out` and returns the summary; a cut run continues. `excluded` are
+    rows that no item could be made of."""
     asset, gate, plan = fitted.asset, config.gate, config.plan
     controls = load_controls(asset, config.controls)
     setup = Setup.of(asset, controls, sender, receiver, gate=gate, plan=plan)
@@ -130,7 +132,8 @@ def versions() -> dict[str, str]:
 
 
 def _heat(asset: Asset) -> list[list[float | None]] | None:
-    """Single-layer validation R², mean of K and V, `[receiver layers][sender layers]`; None where nothing was scored."""
+    """Single-layer validation R², mean of K and V, `[receiver layers][sender layers]`; None where
+    nothing was scored."""
     tables = list(asset.manifest.scores["single_layer_r2"].values())
     if not tables:
         return None

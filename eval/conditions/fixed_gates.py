@@ -10,8 +10,8 @@ from kvbridge.handoff.evidence import Evidence
 
 @dataclass(frozen=True)
 class FixedGate:
-    """Says `verdict` to every cache: `use_approximate` is a translation without a gate, `discard` a prefill that has paid
-    for a translation as well."""
+    """Says `verdict` to every cache: `use_approximate` is a translation without a gate, `discard` a
+    prefill that has paid for a translation as well."""
 
     name: str
     verdict: Verdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -12,10 +12,9 @@ from kvbridge.asset.folder import Asset
 from kvbridge.asset.maps.dense import DenseMaps
 from kvbridge.asset.maps.translator import Translator
 from kvbridge.errors import EvalError
-from kvbridge.eval.conditions.plans import DEFAULT, against, parsed
-from kvbridge.eval.conditions.sharing import SharedTranslator
 from kvbridge.fitting.families.full_head import full_head
 from kvbridge.gates.decide import CalibratedGate, Ladder
+from kvbridge.geometry import KVGeometry
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate
@@ -24,9 +23,10 @@ from kvbridge.model.model import Model
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Models, translator and control of one pair, shared by all items. `plan` is the repair of every condition, with its
-    `tail` set to what the condition's name says; `gated` takes it whole. Where the gate was calibrated for several plans, `ladder`
-    tries them as its thresholds expect, and `plan` is the first."""
+    """Models, translator and control of one pair, shared by all items. `plan` is the repair of
+    every condition, with its `tail` set to what the condition's name says; `gated` takes it whole.
+    Where the gate was calibrated for several plans, `ladder` tries them as its thresholds expect,
+    and `plan` is the first."""
 
     sender: Model
     receiver: Model
@@ -47,14 +47,14 @@ class Setup:
         gate: Gate | None = None,
         plan: RepairPlan | None = None,
     ) -> Setup:
-        """From an asset (or translator) and its control map. Raises EvalError for a gate whose plans differ in more than their
-        tail, or are not those of `plan`."""
+        """From an asset (or translator) and its control map. Raises EvalError for a gate whose
+        plans differ in more than their tail, or are not those of `plan`."""
         plans = plans_of(gate, plan)
         return cls(
             sender,
             receiver,
-            _sharing(asset, sender, receiver),
-            _sharing(controls, sender, receiver),
+            Bridge(asset, sender=sender, receiver=receiver),
+            Bridge(controls, sender=sender, receiver=receiver),
             None if gate is None else Bridge(asset, sender=sender, receiver=receiver, gate=gate),
             plans[0],
             _ladder(asset, sender, receiver, gate) if len(plans) > 1 else None,
@@ -62,40 +62,21 @@ class Setup:
 
     @cached_property
     def raw_bridge(self) -> Bridge | None:
-        """The sender's cache taken as it is (content space, so positions stay right), where shapes and tokens agree."""
+        """The sender's cache taken as it is (content space, so positions stay right), where shapes
+        and tokens agree."""
         return raw_bridge(self.sender, self.receiver)
-
-    def defaults(self) -> tuple[str, ...]:
-        """The conditions that a run without a choice takes: routes and controls at both tails, `raw_sender` where shapes
-        allow, and with a gate `gated` and everything it is compared with."""
-        raw = () if self.raw_bridge is None else ("raw_sender",)
-        gate: tuple[str, ...] = ()
-        if self.gated is not None:
-            beside = (n for tail in self.tails for n in against("gated", tail))
-            gate = ("gated", *(n for n in beside if not n.startswith("raw_sender")))
-        return tuple(dict.fromkeys((*DEFAULT, *raw, *gate)))
 
     @property
     def plans(self) -> tuple[RepairPlan, ...]:
         """The repair plans that `gated` may try, cheapest first."""
-        return (
-            (self.plan,)
-            if self.ladder is None
-            else tuple(r.plan for r in self.ladder.calibration.rungs)
-        )
+        if self.ladder is None:
+            return (self.plan,)
+        return tuple(rung.plan for rung in self.ladder.calibration.rungs)
 
     @property
     def tails(self) -> tuple[int, ...]:
         """The tails that a request may end on behind the gate."""
         return tuple(plan.tail for plan in self.plans)
-
-    def tail(self, condition: str) -> int | None:
-        """How many of the last tokens `condition` has recomputed; None where nothing is handed over. Behind a ladder this is
-        the first rung's, a Start says what its request ended on."""
-        if condition in ("gated", "no_context"):
-            return self.plan.tail if condition == "gated" else 1
-        route = parsed(condition)
-        return None if route is None else route[1]
 
     @cached_property
     def controls_digest(self) -> str:
@@ -105,8 +86,9 @@ class Setup:
 
 
 def plans_of(gate: Gate | None, plan: RepairPlan | None) -> tuple[RepairPlan, ...]:
-    """The repair plans that `gated` tries, cheapest first: those the gate was calibrated for where they are several, else
-    `plan`. Raises EvalError where they (and `plan`) differ in more than their tail."""
+    """The repair plans that `gated` tries, cheapest first: those the gate was calibrated for where
+    they are several, else `plan`. Raises EvalError where they (and `plan`) differ in more than
+    their tail."""
     calibration = gate.calibration if isinstance(gate, CalibratedGate) else None
     rungs = () if calibration is None else tuple(rung.plan for rung in calibration.rungs)
     if len(rungs) < 2:
@@ -116,16 +98,17 @@ def plans_of(gate: Gate | None, plan: RepairPlan | None) -> tuple[RepairPlan, ..
 
 
 def check_alike(plans: Sequence[RepairPlan]) -> None:
-    """Raises EvalError unless `plans` differ in their tail alone: a condition's name says a route and a tail, so another
-    difference has no ungated translation to compare with."""
+    """Raises EvalError unless `plans` differ in their tail alone: a condition's name says a route
+    and a tail, so another difference has no ungated translation to compare with."""
     if len({(plan.sinks, plan.layers, plan.tokens) for plan in plans}) > 1:
-        found = "; ".join(
+        given = "; ".join(
             f"sinks {p.sinks}, tail {p.tail}, layers {p.layers}, tokens {list(p.tokens)}"
             for p in plans
         )
         raise EvalError(
-            f"expected repair plans that differ in their tail alone, found {found}: an evaluation has no ungated "
-            "translation to compare these with; calibrate on plans that do (kvbridge gate calibrate --tails)"
+            f"expected repair plans that differ in their tail alone, found {given}: an evaluation "
+            "has no ungated translation to compare these with; calibrate on plans that do (kvbridge "
+            "gate calibrate --tails)"
         )
 
 
@@ -141,33 +124,25 @@ def _ladder(asset: Asset | Translator, sender: Model, receiver: Model, gate: Gat
     return Ladder(asset, sender=sender, receiver=receiver, **own)
 
 
-def _sharing(asset: Asset | Translator, sender: Model, receiver: Model) -> Bridge:
-    """A bridge that translates a prompt once for all conditions that differ only in their tail."""
-    shared: Asset | Translator
-    if isinstance(asset, Asset):
-        shared = replace(asset, translator=SharedTranslator.of(asset.translator))
-    else:
-        shared = SharedTranslator.of(asset)
-    return Bridge(shared, sender=sender, receiver=receiver)
-
-
 def raw_bridge(sender: Model, receiver: Model) -> Bridge | None:
     """A bridge whose maps change nothing; None where shapes or tokenizers differ."""
-    ours, theirs = sender.geometry, receiver.geometry
-    shapes = [tuple((s.heads, s.width) for s in layer.streams) for layer in ours.layers]
-    if ours.tokenizer_digest != theirs.tokenizer_digest or shapes != [
-        tuple((s.heads, s.width) for s in layer.streams) for layer in theirs.layers
-    ]:
+    giving, taking = sender.geometry, receiver.geometry
+    same_tokens = giving.tokenizer_digest == taking.tokenizer_digest
+    if not same_tokens or _shapes(giving) != _shapes(taking):
         return None
-    groups = {
-        (index, stream.name): full_head(ours, theirs, index, stream.name, (index,))
-        for index, layer in enumerate(theirs.layers)
-        for stream in layer.streams
-    }
-    maps = DenseMaps(ours, theirs, False, groups)
+    groups = {}
+    for index, layer in enumerate(taking.layers):
+        for stream in layer.streams:
+            groups[index, stream.name] = full_head(giving, taking, index, stream.name, (index,))
+    maps = DenseMaps(giving, taking, False, groups)
     tensors = {
         name: torch.eye(shape[0]) if len(shape) == 2 else torch.zeros(shape)
         for name, shape in maps.shapes.items()
     }
     translator = Translator("identity", "none", maps, tensors)
     return Bridge(translator, sender=sender, receiver=receiver)
+
+
+def _shapes(geometry: KVGeometry) -> list[list[tuple[int, int]]]:
+    """Heads and width of every layer's streams."""
+    return [[(s.heads, s.width) for s in layer.streams] for layer in geometry.layers]

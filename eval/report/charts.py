@@ -1,6 +1,7 @@
 """Geometry of the report's charts: figures to percentages of a drawing's width and height.
 
-The template draws them as inline SVG whose text keeps its size at any width, because only positions are relative.
+The template draws them as inline SVG whose text keeps its size at any width, because only positions
+are relative.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbridge.eval.conditions.plans import ordered
+from kvbridge.eval.conditions.names import label, ordered
 from kvbridge.eval.report import display
 
 VIRIDIS = (
@@ -50,27 +51,29 @@ class Bars:
 
 def recovery_bars(summary: Mapping[str, Any]) -> Bars | None:
     """One bar per condition with a recovery, from 0, in percent of the axis; None without any."""
-    found = {
-        n: c
-        for n in ordered(summary["conditions"])
-        if (c := summary["conditions"][n])["recovery"] is not None
+    shown = {
+        name: summary["conditions"][name]
+        for name in ordered(summary["conditions"])
+        if summary["conditions"][name]["recovery"] is not None
     }
-    if not found:
+    if not shown:
         return None
-    ends = [x for c in found.values() for x in (c["recovery"], *(c["recovery_ci"] or []))]
+    ends: list[float] = []
+    for condition in shown.values():
+        ends += [condition["recovery"], *(condition["recovery_ci"] or [])]
     low, high = min(0.0, max(-0.5, min(ends))), max(1.0, min(1.5, max(ends)))
 
     def at(value: float) -> float:
         return round(100 * (min(max(value, low), high) - low) / (high - low), 3)
 
     bars = []
-    for name, condition in found.items():
+    for name, condition in shown.items():
         value, ci = condition["recovery"], condition["recovery_ci"]
         left, right = sorted((at(0.0), at(value)))
         bars.append(
             Bar(
                 name=name,
-                label=display.label(name),
+                label=label(name),
                 role=display.role(name),
                 start=left,
                 width=round(right - left, 3),
@@ -104,7 +107,8 @@ class Heat:
 
 
 def heat_map(matrix: Sequence[Sequence[float | None]] | None) -> Heat | None:
-    """R² `[receiver layers, sender layers]` as coloured cells; negative ones take the lowest colour, null ones none."""
+    """R² `[receiver layers, sender layers]` as coloured cells; negative ones take the lowest
+    colour, null ones none."""
     if not matrix or not matrix[0] or len({len(row) for row in matrix}) != 1:
         return None
     values = [
@@ -157,7 +161,7 @@ def _ticks(count: int, most: int = 8) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """Points in percent, y downwards, and the axis values at bottom and top."""
 
     points: list[tuple[float, float]]
@@ -166,7 +170,7 @@ class Line:
     high: float
 
 
-def line(x: Sequence[float], y: Sequence[float | None], low: float, high: float) -> Line:
+def line(x: Sequence[float], y: Sequence[float | None], low: float, high: float) -> ChartLine:
     """Points of y over x; x spans the width, y runs from `low` to `high` and is cut to it."""
     left, right = min(x), max(x)
     points = [
@@ -177,10 +181,10 @@ def line(x: Sequence[float], y: Sequence[float | None], low: float, high: float)
         for a, b in zip(x, y, strict=True)
         if b is not None and math.isfinite(b)
     ]
-    return Line(points, " ".join(f"{a},{b}" for a, b in points), low, high)
+    return ChartLine(points, " ".join(f"{a},{b}" for a, b in points), low, high)
 
 
-def layer_line(values: Sequence[float | None] | None) -> Line | None:
+def layer_line(values: Sequence[float | None] | None) -> ChartLine | None:
     """A cosine per layer on an axis from 0 (or below) to 1."""
     known = [v for v in values or () if v is not None and math.isfinite(v)]
     if not values or not known:

@@ -1,7 +1,8 @@
 """The report: one HTML file without scripts or network, and the same in Markdown.
 
-Everything shown is in the summary or in the rows; `meta` (a run's `run.json`) adds what neither can hold: `r2` [receiver
-layers, sender layers], `attention_cosine` [receiver layers], `predictors` (name → value), `command`, `versions`, `dates`.
+Everything shown is in the summary or in the rows; `meta` (a run's `run.json`) adds what neither can
+hold: `r2` [receiver layers, sender layers], `attention_cosine` [receiver layers], `predictors`
+(name → value), `command`, `versions`, `dates`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import Any
 
 import jinja2
 
-from kvbridge.eval.conditions.plans import ordered
+from kvbridge.eval.conditions.names import label, ordered
 from kvbridge.eval.report import charts, display
+from kvbridge.eval.report.gate_words import gate_cost, rungs
+from kvbridge.eval.report.markdown import markdown
 from kvbridge.eval.run.rows import Row
 from kvbridge.eval.statistics.gated import gate_arrays
+from kvbridge.eval.statistics.metrics import metric_of
 from kvbridge.eval.statistics.routing import risk_coverage
 from kvbridge.eval.statistics.table import Table
-from kvbridge.eval.statistics.verdict import CASCADE, GATE, TRANSLATE, metric_of
+from kvbridge.eval.statistics.verdict import CASCADE, GATE, PREFILL, TRANSLATE
+from kvbridge.eval.tasks import TASKS, label_of
 from kvbridge.format import RUN_MARKDOWN, RUN_REPORT
 
 WORST = 8
@@ -29,13 +34,14 @@ _BADGES = {
     TRANSLATE: ("yes", "✓"),
     GATE: ("gate", "◐"),
     CASCADE: ("cascade", "↩"),
-    "prefill": ("no", "✕"),
+    PREFILL: ("no", "✕"),
 }
 
 
 @dataclass(frozen=True)
 class WorstItem:
-    """An item on which the translation lost most; `lost` in words, `text` cut to a readable length."""
+    """An item on which the translation lost most; `lost` in words, `text` cut to a readable
+    length."""
 
     item: str
     document: str
@@ -47,55 +53,48 @@ class WorstItem:
 def worst_items(
     rows: Iterable[Row], texts: Mapping[str, str] | None = None, limit: int = WORST
 ) -> list[WorstItem]:
-    """The `limit` worst items of each task, by nats per character lost to native or by answers lost to it."""
-    rows, found = list(rows), []
-    for task in ("continuation", "recall", "multiple_choice", "qa"):
+    """The `limit` worst items of each task, by nats per character lost to native or by answers lost
+    to it."""
+    rows, worst = list(rows), []
+    for task in TASKS:
         table = Table.of(task, rows)
         metric = metric_of(table)
-        items = table.items(["translated", "native"], metric)
+        items = table.items(["translated", "native"], metric.column)
         if not items:
             continue
-        if metric == "loss":
-            lost = (
-                table.nats("translated", "native", items) - table.nats("native", "native", items)
-            ) / table.column("native", "characters", items)
-            words = [
-                f"{display.number(float(x), 'loss', signed=True)} nats per character" for x in lost
-            ]
-        else:
-            lost = table.column("native", "correct", items) - table.column(
-                "translated", "correct", items
-            )
-            words = ["native right, translated wrong"] * len(items)
-        order = sorted(range(len(items)), key=lambda i: (-lost[i], items[i]))
-        for index in [i for i in order if lost[i] > 0][:limit]:
-            item, text = items[index], (texts or {}).get(items[index])
+        lost = dict(zip(items, metric.losses(table, "translated", items), strict=True))
+        losing = sorted((item for item in items if lost[item] > 0), key=lambda i: (-lost[i], i))
+        for item in losing[:limit]:
+            words = metric.lost.format(display.number(float(lost[item]), "loss", signed=True))
+            text = (texts or {}).get(item)
             if text is not None and len(text) > TEXT_CHARACTERS:
                 text = text[:TEXT_CHARACTERS] + " …"
-            found.append(
-                WorstItem(item, table.cells["native"][item].document, task, words[index], text)
-            )
-    return found
+            document = table.cells["native"][item].document
+            worst.append(WorstItem(item, document, task, words, text))
+    return worst
 
 
 def gate_lines(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """Risk over coverage for each task with scored gated rows: the line, its axis and what the risk is."""
-    rows, found = list(rows), {}
-    for task in ("continuation", "recall", "multiple_choice", "qa"):
-        if (arrays := gate_arrays(table := Table.of(task, rows))) is None:
+    """Risk over coverage for each task with scored gated rows: the line, its axis and what the risk
+    is."""
+    rows, lines = list(rows), {}
+    for task in TASKS:
+        table = Table.of(task, rows)
+        arrays = gate_arrays(table)
+        if arrays is None:
             continue
         curve, best = risk_coverage(arrays[0], arrays[1]), risk_coverage(arrays[0], arrays[0])
         top = max(float(curve.risk.max()), 1e-9)
-        answers = metric_of(table) == "correct"
-        found[task] = {
+        metric = metric_of(table)
+        lines[task] = {
             "line": charts.line([0.0, *curve.coverage], [None, *curve.risk], 0.0, top),
             "best": charts.line([0.0, *best.coverage], [None, *best.risk], 0.0, top),
-            "top": display.number(top, "percent" if answers else "small"),
-            "half": display.number(top / 2, "percent" if answers else "small"),
-            "risk": "share of answers lost" if answers else "KL to native, nats",
-            "all": display.number(float(curve.risk[-1]), "percent" if answers else "small"),
+            "top": display.number(top, metric.risk_style),
+            "half": display.number(top / 2, metric.risk_style),
+            "risk": metric.risk,
+            "all": display.number(float(curve.risk[-1]), metric.risk_style),
         }
-    return found
+    return lines
 
 
 def render_html(
@@ -122,11 +121,11 @@ def render_html(
             badge=_BADGES.get(summary["verdict"], ("no", "")),
             verdict=summary["verdict"] or "not judged",
             measured=display.measured(summary),
-            tasks=display.TASKS,
+            task_label=label_of,
             role=display.role,
             predictor=display.predictor,
-            rungs=display.rungs,
-            gate_cost=display.gate_cost,
+            rungs=rungs,
+            gate_cost=gate_cost,
             metrics=display.columns(summary),
             names=ordered(summary["conditions"]),
             ordered=ordered,
@@ -149,19 +148,19 @@ def render_html(
 
 def environment() -> jinja2.Environment:
     """Templates of reports: every text escaped, an unknown name is an error."""
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
-        "label": display.label,
+    templates.filters |= {
+        "label": label,
         "number": display.number,
         "interval": display.interval,
     }
-    return found
+    return templates
 
 
 def _sentence(headline: str) -> str:
@@ -172,13 +171,13 @@ def _sentence(headline: str) -> str:
 
 def _contrasts(summary: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     """Comparisons with controls as condition → control → task."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    made: dict[str, dict[str, dict[str, Any]]] = {}
     for c in summary["contrasts"]:
         if c["against"] != "sender":
-            found.setdefault(c["condition"], {}).setdefault(c["against"], {})[c["task"]] = c
+            made.setdefault(c["condition"], {}).setdefault(c["against"], {})[c["task"]] = c
     for c in summary["contrasts_not_run"]:
-        found.setdefault(c["condition"], {}).setdefault(c["against"], {})
-    return found
+        made.setdefault(c["condition"], {}).setdefault(c["against"], {})
+    return made
 
 
 def write_report(
@@ -188,12 +187,13 @@ def write_report(
     meta: Mapping[str, Any] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> tuple[Path, Path]:
-    """Write `report.html` and `summary.md` into `folder`, each under a temporary name first; returns both paths."""
+    """Write `report.html` and `summary.md` into `folder`, each under a temporary name first;
+    returns both paths."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         RUN_REPORT: render_html(summary, rows, meta, texts),
-        RUN_MARKDOWN: display.markdown(summary, (meta or {}).get("command")),
+        RUN_MARKDOWN: markdown(summary, (meta or {}).get("command")),
     }
     for name, text in content.items():
         temporary = folder / f".{name}.tmp"

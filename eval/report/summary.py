@@ -1,4 +1,5 @@
-"""From rows to `summary.json`: every figure recomputed, the same bytes for the same rows in any order.
+"""From rows to `summary.json`: every figure recomputed, the same bytes for the same rows in any
+order.
 
 What rows cannot hold (who the pair is, how long a fit took, R² per layer pair) comes from the run's
 `run.json` as `meta`; of it only `pair` and `timings` enter the summary.
@@ -13,33 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.conditions.plans import ordered
-from kvbridge.eval.run.rows import TASKS, Row
-from kvbridge.eval.statistics import figures as statistics
-from kvbridge.eval.statistics.bootstrap import Interval
-from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.conditions import CONDITIONS
+from kvbridge.eval.conditions.names import ordered
+from kvbridge.eval.run.rows import Row
+from kvbridge.eval.statistics.bootstrap import Interval, NotShown
+from kvbridge.eval.statistics.contrasts import DEFAULT_RULES, Rules, subjects
+from kvbridge.eval.statistics.denominators import cascading, standalone
 from kvbridge.eval.statistics.gated import gate
-from kvbridge.eval.statistics.table import (
-    FOREIGN_TOKENIZER,
-    Table,
-    bounds,
-    check_rows,
-    figure,
-    median,
-    number,
-)
-from kvbridge.eval.statistics.verdict import (
-    ACCURACY_TASKS,
-    DEFAULT_RULES,
-    Rules,
-    headline,
-    judge,
-    metric_of,
-    subjects,
-)
+from kvbridge.eval.statistics.means import mean, proportion
+from kvbridge.eval.statistics.metrics import deciding_order
+from kvbridge.eval.statistics.table import Table, bounds, check_rows, median, number
+from kvbridge.eval.statistics.verdict import headline, judge
+from kvbridge.eval.tasks import TASKS
 from kvbridge.format import SUMMARY_SCHEMA
 
-METRICS = (
+SUMMARY_METRICS = (
     "loss",
     "loss_per_token",
     "recovery",
@@ -55,7 +44,8 @@ METRICS = (
 def summarise(
     rows: Iterable[Row], meta: Mapping[str, Any] | None = None, *, rules: Rules = DEFAULT_RULES
 ) -> dict[str, Any]:
-    """The content of `summary.json`. Raises EvalError for rows that are not one table of `meta`'s pair."""
+    """The content of `summary.json`. Raises EvalError for rows that are not one table of `meta`'s
+    pair."""
     rows, meta = list(rows), meta or {}
     check_rows(rows)
     pair = dict(meta.get("pair") or {})
@@ -64,8 +54,10 @@ def summarise(
     tables = {task: Table.of(task, rows) for task in TASKS if any(row.task == task for row in rows)}
     verdict = judge(tables, rules)
     names = ordered({row.condition for row in rows})
-    accuracy_task = next((task for task in ACCURACY_TASKS if task in tables), None)
-    loss_task = next((task for task in ("continuation", *ACCURACY_TASKS) if task in tables), None)
+    answered = [task for task in tables if TASKS[task].metric == "correct"]
+    accuracy_task = answered[0] if answered else None
+    loss_task = next((task for task in deciding_order() if task in tables), None)
+    decided = {task: gate(table) for task, table in tables.items()}
     by_task = {
         task: {name: condition(table, name) for name in names} for task, table in tables.items()
     }
@@ -100,7 +92,7 @@ def summarise(
             "standalone": {task: _each(table, standalone) for task, table in tables.items()},
             "cascading": {task: _each(table, cascading) for task, table in tables.items()},
         },
-        "gate": {task: found for task, table in tables.items() if (found := gate(table))} or None,
+        "gate": {task: said for task, said in decided.items() if said} or None,
         "counts": counts(rows),
         "timings": dict(meta.get("timings") or {}),
     }
@@ -120,41 +112,43 @@ def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
 
 
 def condition(table: Table, name: str) -> dict[str, Any]:
-    """Every metric of one condition on one task, each with `<metric>_ci`; null where it does not apply."""
-    shown: dict[str, Interval | Refused | None] = {
+    """Every metric of one condition on one task, each with `<metric>_ci`; null where it does not
+    apply."""
+    own_tokens = name not in CONDITIONS or CONDITIONS[name].own_tokens
+    timed = table.items([name], "ttft_ms")
+    agreement = table.weighted(name, "agreement", "tokens")
+    shown: dict[str, Interval | NotShown | None] = {
         "loss": table.per(name, "characters"),
-        "loss_per_token": None if name in FOREIGN_TOKENIZER else table.per(name, "tokens"),
+        "loss_per_token": table.per(name, "tokens") if own_tokens else None,
         "recovery": table.recovery(name),
         "kl": table.weighted(name, "kl", "tokens"),
-        "agreement": table.weighted(name, "agreement", "tokens"),
+        "agreement": agreement.clipped(0.0, 1.0) if agreement is not None else None,
         "accuracy": _average(table, name, "correct", share=True),
         "f1": _average(table, name, "f1", share=True),
         "prefill_share": _average(table, name, "prefill_share", share=False),
-        "ttft_ms": median(table.column(name, "ttft_ms", items))
-        if (items := table.items([name], "ttft_ms"))
-        else None,
+        "ttft_ms": median(table.column(name, "ttft_ms", timed)) if timed else None,
     }
-    if isinstance(shown["agreement"], Interval):
-        shown["agreement"] = shown["agreement"].clipped(0.0, 1.0)
     result: dict[str, Any] = {"n": len(table.cells.get(name, {}))}
-    for metric in METRICS:
-        found = shown[metric]
-        result[metric] = number(found.estimate) if isinstance(found, Interval) else None
-        result[f"{metric}_ci"] = bounds(found)
+    for metric in SUMMARY_METRICS:
+        value = shown[metric]
+        result[metric] = number(value.estimate) if isinstance(value, Interval) else None
+        result[f"{metric}_ci"] = bounds(value)
     return result
 
 
 def _average(table: Table, name: str, field: str, *, share: bool) -> Interval | None:
-    if not (items := table.items([name], field)):
+    items = table.items([name], field)
+    if not items:
         return None
-    average = statistics.proportion if share else statistics.mean
+    average = proportion if share else mean
     return average(table.column(name, field, items), table.documents(name, items))
 
 
 def _headline_condition(
     by_task: Mapping[str, Any], name: str, loss_task: str | None, accuracy_task: str | None
 ) -> dict[str, Any]:
-    """Accuracy and F1 from the accuracy task, the rest from the loss task; `n` counts rows of all tasks."""
+    """Accuracy and F1 from the accuracy task, the rest from the loss task; `n` counts rows of all
+    tasks."""
     result = dict(by_task[loss_task][name]) if loss_task else {}
     if accuracy_task:
         answers = by_task[accuracy_task][name]
@@ -164,84 +158,8 @@ def _headline_condition(
 
 
 def _each(table: Table, figures: Any) -> dict[str, Any]:
-    found = ((name, figures(table, name)) for name in subjects(table))
-    return {name: value for name, value in found if value is not None}
-
-
-def standalone(table: Table, name: str) -> dict[str, Any] | None:
-    """Against the receiver alone: t/d and the floor-normalised share (losses: ratio and recovery)."""
-    metric = metric_of(table)
-    if not (items := table.items([name, "native"], metric)):
-        return None
-    documents = table.documents("native", items)
-    if metric == "loss":
-        t, d = (table.nats(condition, "native", items) for condition in (name, "native"))
-        return {
-            "metric": "loss",
-            "n": len(items),
-            "loss_ratio": figure(statistics.retention(t, d, documents)),
-            "floor_normalised": figure(table.recovery(name)),
-        }
-    t, d = (table.column(condition, "correct", items) for condition in (name, "native"))
-    chances = [table.cells["native"][item].chance for item in items]
-    floor: Interval | Refused = Refused("no chance level is given for these items")
-    if all(chance is not None for chance in chances):
-        floor = statistics.floor_normalised(t, d, [float(c or 0.0) for c in chances], documents)
-    return {
-        "metric": "accuracy",
-        "n": len(items),
-        "retention": figure(statistics.retention(t, d, documents)),
-        "floor_normalised": figure(floor),
-    }
-
-
-def cascading(table: Table, name: str) -> dict[str, Any] | None:
-    """Against leaving it with the sender: g − s, d − s, the share of the gap, and gain and harm apart."""
-    metric = metric_of(table)
-    items = table.items([name, "native", "sender"], metric)
-    gain, gap = table.advantage(name, "sender", metric), table.advantage("native", "sender", metric)
-    if not items or gain is None or gap is None:
-        return None
-    documents = table.documents("native", items)
-    if metric == "loss":
-        s, d, g = (
-            -table.nats(condition, "native", items) for condition in ("sender", "native", name)
-        )
-    else:
-        s, d, g = (
-            table.column(condition, "correct", items) for condition in ("sender", "native", name)
-        )
-    result: dict[str, Any] = {
-        "metric": "loss" if metric == "loss" else "accuracy",
-        "n": len(items),
-        "over_sender": figure(gain[0]) | {"p": number(gain[0].p)},
-        "receiver_over_sender": figure(gap[0]) | {"p": number(gap[0].p)},
-        "share_of_gap": figure(statistics.gap_recovered(s, d, g, documents)),
-        "identity": None,
-        "mcnemar": None,
-        "items_for_2_points": None,
-    }
-    if metric == "correct":
-        parts, test = statistics.identity(g, s, documents), statistics.mcnemar_exact(g, s)
-        result["identity"] = {
-            "items": parts.items,
-            "gained": parts.gained,
-            "harmed": parts.harmed,
-            "sender_wrong": parts.sender_wrong,
-            "gain": figure(parts.gain),
-            "harm": figure(parts.harm),
-            "gain_given_sender_wrong": figure(parts.gain_given_wrong),
-            "harm_given_sender_right": figure(parts.harm_given_right),
-        }
-        result["mcnemar"] = {
-            "only_condition": test.only_first,
-            "only_sender": test.only_second,
-            "p": number(test.p),
-        }
-        result["items_for_2_points"] = statistics.items_for_half_width(
-            parts.difference, parts.items
-        )
-    return result
+    each = {name: figures(table, name) for name in subjects(table)}
+    return {name: value for name, value in each.items() if value is not None}
 
 
 def counts(rows: Sequence[Row]) -> dict[str, Any]:

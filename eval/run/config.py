@@ -19,10 +19,10 @@ class RunConfig:
 
     `command` is what made it, for the report; `conditions` those to run (None: all that the pair
     allows). `gate` and `plan` are the gate behind `gated` and the repair of every condition,
-    `controls` a folder of the control map that is not beside its asset. `processes` share the items,
-    each with its own models and one thread (on the CPU, without a gate). `predictors` is what was
-    known of the pair before fitting. `data`, a digest of the texts that the items are from, refuses
-    to continue a run of other texts.
+    `controls` a folder of the control map that is not beside its asset. `processes` share the
+    items, each with its own models and one thread (on the CPU, without a gate). `predictors` is
+    what was known of the pair before fitting. `data`, a digest of the texts that the items are
+    from, refuses to continue a run of other texts.
     """
 
     command: str = ""

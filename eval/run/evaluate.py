@@ -1,4 +1,5 @@
-"""An evaluation run: items × conditions → rows, resumable, each row exactly once, then summary and report."""
+"""An evaluation run: items × conditions → rows, resumable, each row exactly once, then summary and
+report."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import torch
 
 from kvbridge.codec import parse_json
 from kvbridge.errors import CorruptFile, EvalError, KVBridgeError
-from kvbridge.eval.conditions.plans import check_names, ordered
-from kvbridge.eval.conditions.routes import CONDITIONS, Prompt, condition
+from kvbridge.eval.conditions.names import check_names, condition, defaults, ordered
+from kvbridge.eval.conditions.prompt import Prompt
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.run.config import RunConfig
 from kvbridge.eval.run.rows import Row, RowWriter
@@ -28,7 +29,8 @@ from kvbridge.geometry import digest_json
 
 @dataclass(frozen=True)
 class Job:
-    """One item and what is still to be computed of it: `donor` is another document's text, `pair` goes into the rows."""
+    """One item and what is still to be computed of it: `donor` is another document's text, `pair`
+    goes into the rows."""
 
     pair: str
     item: Item
@@ -52,16 +54,16 @@ def evaluate(
     """Runs every condition of `config` on every item and appends what is missing to
     `out/rows.jsonl`; returns that path.
 
-    Without conditions those of `setup.defaults()`. A cut run continues; a row that cannot be computed
-    is written as excluded with its reason. `meta` goes into the run's description. `compute` takes
-    jobs and gives their rows in order, by default here and now (kvbridge.eval.run.workers: on several
-    processes). Raises EvalError for unknown conditions, too few items, or rows of another pair or of
-    other texts.
+    Without conditions those of `names.defaults`. A cut run continues; a row that cannot be
+    computed is written as excluded with its reason. `meta` goes into the run's description.
+    `compute` takes jobs and gives their rows in order, by default here and now
+    (kvbridge.eval.run.workers: on several processes). Raises EvalError for unknown conditions, too
+    few items, or rows of another pair or of other texts.
     """
     config = config or RunConfig()
-    wanted = setup.defaults() if config.conditions is None else config.conditions
+    wanted = defaults(setup) if config.conditions is None else config.conditions
     conditions = tuple(ordered(wanted))
-    check_names(conditions, CONDITIONS)
+    check_names(conditions)
     if len({item.document for item in items}) < 2:
         raise EvalError(
             f"expected items of at least 2 documents (another one is needed as the wrong document), found {len(items)} items"
@@ -99,7 +101,8 @@ def evaluate(
 
 
 def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[str, str]:
-    """A digest of what each item asks; EvalError where a row stands for an item that now asks something else."""
+    """A digest of what each item asks; EvalError where a row stands for an item that now asks
+    something else."""
     used = {f"{i.task}/{i.id}": digest_json([i.prompt, i.answers, i.options])[:16] for i in items}
     before = (
         json.loads(path.read_text("utf-8")).get("items", {})
@@ -115,7 +118,8 @@ def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[st
 
 
 def _same_data(path: Path, data: str | None, writer: RowWriter) -> str | None:
-    """The digest to keep; EvalError where the rows that stand are from other texts, whatever their ids."""
+    """The digest to keep; EvalError where the rows that stand are from other texts, whatever their
+    ids."""
     before = (
         json.loads(path.read_text("utf-8")).get("data") if path.exists() and writer.done else None
     )
@@ -132,8 +136,8 @@ def _check_same(out: Path, what: str, was: Any, now: str | None) -> None:
 
 
 def check_run(out: Path, translator: str, data: str) -> None:
-    """Raises EvalError where the rows that stand in `out` are of another translator or of other texts (digests): what
-    `evaluate` would say, too, once models are loaded."""
+    """Raises EvalError where the rows that stand in `out` are of another translator or of other
+    texts (digests): what `evaluate` would say, too, once models are loaded."""
     rows, path = out / RUN_ROWS, out / RUN_META
     if not rows.exists() or not rows.stat().st_size or not path.exists():
         return
@@ -147,7 +151,8 @@ def check_run(out: Path, translator: str, data: str) -> None:
 
 
 def pair_digest(setup: Setup) -> str:
-    """Digest of both models, the translator, its controls, the repair and the gate: rows of different ones never mix."""
+    """Digest of both models, the translator, its controls, the repair and the gate: rows of
+    different ones never mix."""
     asset = setup.bridge.asset
     translator = asset.digest if asset is not None else None
     plans = [[p.sinks, p.tail, p.layers, list(p.tokens)] for p in setup.plans]
@@ -218,7 +223,7 @@ def item_rows(setup: Setup, job: Job) -> list[Row]:
                 conversation=item.conversation,
                 task=item.task,
                 condition=name,
-                tail=setup.tail(name) if start.tail is None else start.tail,
+                tail=start.tail,
                 loss=scored.loss,
                 tokens=scored.tokens,
                 characters=scored.characters,

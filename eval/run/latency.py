@@ -1,4 +1,5 @@
-"""When a handoff is faster than a prefill: both timed in turn at several prompt lengths, compared as ratios of one run."""
+"""When a handoff is faster than a prefill: both timed in turn at several prompt lengths, compared
+as ratios of one run."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class Latency:
-    """Medians in milliseconds to the first token's logits at one prompt length, and the handoff's share of FLOPs."""
+    """Medians in milliseconds to the first token's logits at one prompt length, and the handoff's
+    share of FLOPs."""
 
     tokens: int
     handoff_ms: float
@@ -55,8 +57,8 @@ def measure_latency(
     repeats: int = REPEATS,
     plan: RepairPlan | None = None,
 ) -> list[Latency]:
-    """Times handoff (translate, repair, last token) and prefill alternately over prefixes of `text`; lengths that the
-    text or either model's positions do not reach are left out."""
+    """Times handoff (translate, repair, last token) and prefill alternately over prefixes of
+    `text`; lengths that the text or either model's positions do not reach are left out."""
     receiver, sender = bridge.receiver, bridge.sender
     whole = receiver.encode(text)
     found = []
@@ -87,8 +89,8 @@ def measure_latency(
 
 
 def break_even(rows: Sequence[Latency]) -> int | None:
-    """Prompt length from which a handoff is faster at every longer length measured, by linear interpolation of the
-    ratio between the two lengths around it; None where it never is."""
+    """Prompt length from which a handoff is faster at every longer length measured, by linear
+    interpolation of the ratio between the two lengths around it; None where it never is."""
     if not rows or rows[-1].ratio <= 1:
         return None
     last_slower = max((i for i, row in enumerate(rows) if row.ratio <= 1), default=-1)

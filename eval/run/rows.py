@@ -21,9 +21,9 @@ from msgspec import Meta
 
 from kvbridge.codec import one_of
 from kvbridge.errors import CorruptFile, EvalError, UnknownSchema
+from kvbridge.eval.tasks import TASKS
 from kvbridge.format import ROW_SCHEMA
 
-TASKS = ("continuation", "recall", "multiple_choice", "qa")
 STATUSES = ("ok", "failed", "excluded")
 VERDICTS = ("use", "use_approximate", "discard")
 

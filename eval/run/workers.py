@@ -1,7 +1,9 @@
-"""Evaluating on several processes, each with its own models and one thread; one process alone writes the rows.
+"""Evaluating on several processes, each with its own models and one thread; one process alone
+writes the rows.
 
-On a CPU small models leave most of a second core idle; two processes of one thread take about half the time of one with
-two. Rows come back in the items' order, so but for times a run gives the same file with any number of workers.
+On a CPU small models leave most of a second core idle; two processes of one thread take about half
+the time of one with two. Rows come back in the items' order, so but for times a run gives the same
+file with any number of workers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from kvbridge.model.load import load
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker needs to make its own Setup: names that `kvbridge.load` takes, dtype, and folders on disk."""
+    """What a worker needs to make its own Setup: names that `kvbridge.load` takes, dtype, and
+    folders on disk."""
 
     sender: str
     receiver: str
@@ -56,7 +59,8 @@ def _run(job: Job) -> list[Row]:
 
 @contextmanager
 def workers(recipe: Recipe, count: int) -> Iterator[Compute]:
-    """Inside the block, a function that computes jobs on `count` processes, in order; they end with the block."""
+    """Inside the block, a function that computes jobs on `count` processes, in order; they end with
+    the block."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(count, _start, (recipe,)) as pool:
         yield lambda jobs: pool.imap(_run, jobs)

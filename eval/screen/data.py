@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.tasks.items import RawItem, kind_of, split_rows, text_of
+from kvbridge.eval.tasks import kind_of
+from kvbridge.eval.tasks.items import RawItem, split_rows, text_of
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document, read_documents, split_of
 
@@ -16,8 +17,8 @@ SEQUENCES = 16
 
 @dataclass(frozen=True)
 class FleetData:
-    """What a screening uses: documents to fit on (with their splits, or split by `fractions`) and rows to make held-out
-    items of."""
+    """What a screening uses: documents to fit on (with their splits, or split by `fractions`) and
+    rows to make held-out items of."""
 
     documents: Sequence[Document]
     raws: Sequence[RawItem]
@@ -30,9 +31,10 @@ class FleetData:
 
 
 def screen_data(source: str, fractions: tuple[float, float, float]) -> FleetData:
-    """Documents and held-out rows of one source, each row in one split: texts as they are, questions with their answer as
-    running text. Rows of the test split become items, those that say nothing usable among them, which are counted out
-    later. Raises DataError, and EvalError for a row of no known kind."""
+    """Documents and held-out rows of one source, each row in one split: texts as they are,
+    questions with their answer as running text. Rows of the test split become items, those that say
+    nothing usable among them, which are counted out later. Raises DataError, and EvalError for a
+    row of no known kind."""
     raws: list[RawItem] = []
 
     def documents() -> Iterator[Document]:

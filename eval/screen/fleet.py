@@ -1,4 +1,5 @@
-"""Screening a fleet: every ordered pair is predicted from a few sequences, then fitted and measured."""
+"""Screening a fleet: every ordered pair is predicted from a few sequences, then fitted and
+measured."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ from kvbridge.handoff.bridge import Bridge
 from kvbridge.model.model import Model
 
 SEQUENCE_TOKENS = 256
-ROWS = 1200
+PREDICTOR_ROWS = 1200
 PREDICTORS = ("end_match", "loss_gap", "cka", "cca", "r2_tokens", "r2_gain")
-EXPECTED = (KVBridgeError, torch.OutOfMemoryError)
+PAIR_REFUSALS = (KVBridgeError, torch.OutOfMemoryError)
 """What may be wrong with one pair without being a bug."""
 
 
@@ -45,11 +46,13 @@ EXPECTED = (KVBridgeError, torch.OutOfMemoryError)
 def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) -> dict[str, float]:
     """What can be said of a pair before fitting, from a few documents.
 
-    `end_match`: share of receiver token ends that a sender token end meets. `loss_gap`: sender's minus receiver's own
-    loss in nats per character (above 0: the receiver is the better model). `cka`: debiased linear CKA of each receiver
-    layer's K and V with the most similar sender layer's, averaged; `cca`: mean canonical correlation of these same pairs
-    of layers (in-sample: unrelated layers score above 0, too; NaN with too few tokens). `r2_tokens`: held-out R² of three receiver layers
-    from the receiver's embeddings alone; `r2_gain`: what the nearest sender layer adds to it.
+    `end_match`: share of receiver token ends that a sender token end meets. `loss_gap`: sender's
+    minus receiver's own loss in nats per character (above 0: the receiver is the better model).
+    `cka`: debiased linear CKA of each receiver layer's K and V with the most similar sender
+    layer's, averaged; `cca`: mean canonical correlation of these same pairs of layers (in-sample:
+    unrelated layers score above 0, too; NaN with too few tokens). `r2_tokens`: held-out R² of three
+    receiver layers from the receiver's embeddings alone; `r2_gain`: what the nearest sender layer
+    adds to it.
     """
     if len(documents) < 4:
         raise EvalError(f"expected at least 4 documents to predict from, found {len(documents)}")
@@ -61,7 +64,7 @@ def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) ->
     batch = TextBatch("train", tuple(documents), tuple(ours), tuple(theirs))
     widths = (left.mask.shape[1], right.mask.shape[1])
     pairing = pair_rows(sender, receiver, batch, config, widths)
-    step = max(1, len(pairing.sender) // ROWS)
+    step = max(1, len(pairing.sender) // PREDICTOR_ROWS)
     rows = (pairing.sender[::step], pairing.receiver[::step])
     groups = [documents[int(r) // widths[1]].group for r in rows[1]]
     depth_s, depth_r = len(sender.layers), len(receiver.layers)
@@ -156,8 +159,9 @@ def screen(
     """Predicts, fits and evaluates all ordered pairs into `out/<sender>__<receiver>/`, and writes
     `out/screening.json`, `report.html` and `summary.md`.
 
-    A cut run continues: fitted assets and finished rows stay. A pair that is refused (by the fit, by what stands in its
-    folder, for want of memory or items) is listed with the reason, and the others go on.
+    A cut run continues: fitted assets and finished rows stay. A pair that is refused (by the fit,
+    by what stands in its folder, for want of memory or items) is listed with the reason, and the
+    others go on.
     """
     check_fleet([model.name for model in models])
     out.mkdir(parents=True, exist_ok=True)
@@ -168,7 +172,7 @@ def screen(
         before: dict[str, float] = {}
         try:
             before = _predicted(folder, sender, receiver, data)
-        except EXPECTED as error:
+        except PAIR_REFUSALS as error:
             say(f"no predictors: {error}")
         if config.predict_only:
             found.append(Screened(sender.name, receiver.name, before, refused="predicted only"))
@@ -186,7 +190,7 @@ def screen(
             tokens = None
             if config.latency:
                 tokens = _break_even(folder, fitted.asset, sender, receiver, data.raws)
-        except EXPECTED as error:
+        except PAIR_REFUSALS as error:
             say(f"refused: {error}")
             found.append(Screened(sender.name, receiver.name, before, refused=str(error)))
             continue
@@ -199,7 +203,8 @@ def screen(
 
 
 def _predicted(folder: Path, sender: Model, receiver: Model, data: FleetData) -> dict[str, float]:
-    """Predictors of a pair, kept in `predictors.json` so that a cut run does not compute them again."""
+    """Predictors of a pair, kept in `predictors.json` so that a cut run does not compute them
+    again."""
     path = folder / PREDICTORS_FILE
     probe = data.probe()
     key = [
@@ -222,7 +227,8 @@ def _predicted(folder: Path, sender: Model, receiver: Model, data: FleetData) ->
 def _break_even(
     folder: Path, asset: Any, sender: Model, receiver: Model, raws: Iterable[RawItem]
 ) -> int | None:
-    """Break-even prompt length, measured once and kept in `latency.json`; None where a handoff is never faster."""
+    """Break-even prompt length, measured once and kept in `latency.json`; None where a handoff is
+    never faster."""
     path = folder / LATENCY_FILE
     if not path.exists():
         rows = measure_latency(

@@ -1,4 +1,5 @@
-"""The report of a screening: verdicts, controls and predictors of every ordered pair, as one HTML file and as Markdown."""
+"""The report of a screening: verdicts, controls and predictors of every ordered pair, as one HTML
+file and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbridge.eval.conditions.names import label
 from kvbridge.eval.report import display
 from kvbridge.eval.report.page import environment
-from kvbridge.eval.screen.verdicts import CONTROLS, EXTRAPOLATED, size
+from kvbridge.eval.screen.verdicts import EXTRAPOLATED, screened_controls, size
 from kvbridge.files import write_file
 from kvbridge.format import RUN_MARKDOWN, RUN_REPORT
 
@@ -46,7 +48,7 @@ def sections(result: Mapping[str, Any]) -> list[Section]:
                 "pair",
                 "verdict",
                 "recovery",
-                *(display.label(c) for c in CONTROLS),
+                *(label(c) for c in screened_controls()),
                 "over the sender, nats/char",
                 "p (Holm)",
                 "right answers: sender",
@@ -85,7 +87,7 @@ def _outcome(row: Mapping[str, Any]) -> list[str]:
     return [
         row["verdict"],
         display.figure({"value": row["recovery"], "ci": row["recovery_ci"]}, "percent"),
-        *(display.number(row["controls"][control], "percent") for control in CONTROLS),
+        *(display.number(row["controls"][control], "percent") for control in screened_controls()),
         display.number(row["over_sender"], "loss", signed=True),
         display.number(row["p_holm"], "p") + ("*" if row["p_extrapolated"] else ""),
         *(
@@ -98,15 +100,15 @@ def _outcome(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _related(found: Mapping[str, Any]) -> Section:
+def _related(related: Mapping[str, Any]) -> Section:
     title, columns = (
         "Do the predictors predict recovery?",
         ["predictor", "pairs", "Spearman", "Pearson", "p (Holm)"],
     )
-    if "refused" in found:
-        return Section(title, [f"Not shown: {found['refused']}."], columns, [])
+    if "refused" in related:
+        return Section(title, [f"Not shown: {related['refused']}."], columns, [])
     rows = []
-    for key, value in found.items():
+    for key, value in related.items():
         if "refused" in value:
             rows.append([display.predictor(key), f"not shown: {value['refused']}", "–", "–", "–"])
         else:
@@ -147,12 +149,12 @@ def render_fleet(result: Mapping[str, Any], command: str | None = None) -> str:
 def fleet_markdown(result: Mapping[str, Any], command: str | None = None) -> str:
     """The same for a pull request."""
     lines = [f"**{headline(result)}**", "", display.plain(result["fleet"]["words"])]
-    for found in sections(result):
-        lines += ["", f"### {found.title}", "", *(display.plain(note) for note in found.notes)]
-        if found.rows:
-            lines += ["", "| " + " | ".join(map(display.plain, found.columns)) + " |"]
-            lines += ["|---" * len(found.columns) + "|"]
-            lines += ["| " + " | ".join(map(display.plain, cells)) + " |" for cells in found.rows]
+    for section in sections(result):
+        lines += ["", f"### {section.title}", "", *(display.plain(note) for note in section.notes)]
+        if section.rows:
+            lines += ["", "| " + " | ".join(map(display.plain, section.columns)) + " |"]
+            lines += ["|---" * len(section.columns) + "|"]
+            lines += ["| " + " | ".join(map(display.plain, cells)) + " |" for cells in section.rows]
     lines += ["", f"`{command.replace('`', '')}`"] if command else []
     return "\n".join(lines) + "\n"
 

@@ -1,8 +1,9 @@
-"""How alike two models' layers are on the same tokens, from a few sequences and without fitting a translator.
+"""How alike two models' layers are on the same tokens, from a few sequences and without fitting a
+translator.
 
-Rows are tokens of both models paired by the characters they end on: `x` `[rows, sender features]`, `y`
-`[rows, receiver features]`. Pure functions of float arrays; none of them centres or changes its input in
-place.
+Rows are tokens of both models paired by the characters they end on: `x` `[rows, sender features]`,
+`y` `[rows, receiver features]`. Pure functions of float arrays; none of them centres or changes its
+input in place.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.statistics.bootstrap import Floats
+from kvbridge.eval.statistics.bootstrap import FloatArray
 
 RELATIVE_LAMBDAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _DEAD = 1e-10
 
 
-def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Floats, Floats]:
+def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[FloatArray, FloatArray]:
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
         raise EvalError(
@@ -33,12 +34,13 @@ def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Floats, Floats]:
 
 
 def linear_cka(x: ArrayLike, y: ArrayLike, *, debiased: bool = True) -> float:
-    """Linear centred kernel alignment of `x` `[rows, p]` and `y` `[rows, q]`; NaN if one is constant.
+    """Linear centred kernel alignment of `x` `[rows, p]` and `y` `[rows, q]`; NaN if one is
+    constant.
 
-    Biased (Kornblith et al., arXiv 1905.00414, eq. 3): `‖Yᶜᵀ Xᶜ‖² / (‖Xᶜᵀ Xᶜ‖ ‖Yᶜᵀ Yᶜ‖)`. It nears 1 for
-    any two matrices with fewer rows than features, so the default replaces each HSIC by Song et al.'s
-    unbiased estimator (JMLR 13, 2012): unrelated matrices then score about 0, and a value below 0 is
-    possible.
+    Biased (Kornblith et al., arXiv 1905.00414, eq. 3): `‖Yᶜᵀ Xᶜ‖² / (‖Xᶜᵀ Xᶜ‖ ‖Yᶜᵀ Yᶜ‖)`. It nears
+    1 for any two matrices with fewer rows than features, so the default replaces each HSIC by Song
+    et al.'s unbiased estimator (JMLR 13, 2012): unrelated matrices then score about 0, and a value
+    below 0 is possible.
     """
     a, b = _paired(x, y, 4 if debiased else 2)
     grams = [centred @ centred.T for centred in (a - a.mean(axis=0), b - b.mean(axis=0))]
@@ -47,11 +49,11 @@ def linear_cka(x: ArrayLike, y: ArrayLike, *, debiased: bool = True) -> float:
     return float(cross / np.sqrt(own * other)) if own > 0 and other > 0 else float("nan")
 
 
-def _hsic(k: Floats, m: Floats) -> float:
+def _hsic(k: FloatArray, m: FloatArray) -> float:
     return float((k * m).sum())
 
 
-def _unbiased_hsic(k: Floats, m: Floats) -> float:
+def _unbiased_hsic(k: FloatArray, m: FloatArray) -> float:
     """`(tr(K̃M̃) + 1ᵀK̃1·1ᵀM̃1/((n−1)(n−2)) − 2/(n−2)·1ᵀK̃M̃1) / (n(n−3))`, diagonals set to 0."""
     n = len(k)
     k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
@@ -64,12 +66,13 @@ def _unbiased_hsic(k: Floats, m: Floats) -> float:
     return float(inner / (n * (n - 3)))
 
 
-def canonical_correlations(x: ArrayLike, y: ArrayLike, *, variance: float = 0.99) -> Floats:
-    """Canonical correlations `[min(kept)]`, descending, of the leading principal components of each side.
+def canonical_correlations(x: ArrayLike, y: ArrayLike, *, variance: float = 0.99) -> FloatArray:
+    """Canonical correlations `[min(kept)]`, descending, of the leading principal components of each
+    side.
 
-    SVCCA (Raghu et al., arXiv 1706.05806): keep the components that hold `variance` of each side, then the
-    singular values of `Uₓᵀ U_y`. Raises EvalError unless the rows exceed the components kept on both sides
-    together, where correlations of 1 would come from the count alone.
+    SVCCA (Raghu et al., arXiv 1706.05806): keep the components that hold `variance` of each side,
+    then the singular values of `Uₓᵀ U_y`. Raises EvalError unless the rows exceed the components
+    kept on both sides together, where correlations of 1 would come from the count alone.
     """
     if not 0 < variance <= 1:
         raise EvalError(f"variance must lie in (0, 1], found {variance}")
@@ -98,13 +101,14 @@ def held_out_r2(
     *,
     folds: int = 4,
     relative_lambdas: Sequence[float] = RELATIVE_LAMBDAS,
-) -> Floats:
-    """Held-out R² of ridge from `x` to each column of `y`, split by document: `[receiver features]`.
+) -> FloatArray:
+    """Held-out R² of ridge from `x` to each column of `y`, split by document: `[receiver
+    features]`.
 
-    `1 − Σ (y − ŷ)² / Σ (y − ȳ_train)²` over all folds, against the training mean, so that 0 is a constant
-    guess; NaN for dead columns, never clipped. λ = α · the mean diagonal of the training Gram, α by
-    generalised cross-validation inside the training rows. Raises EvalError with fewer documents than two
-    folds need.
+    `1 − Σ (y − ŷ)² / Σ (y − ȳ_train)²` over all folds, against the training mean, so that 0 is a
+    constant guess; NaN for dead columns, never clipped. λ = α · the mean diagonal of the training
+    Gram, α by generalised cross-validation inside the training rows. Raises EvalError with fewer
+    documents than two folds need.
     """
     a, b = _paired(x, y, 4)
     if len(documents) != len(a):
@@ -127,8 +131,11 @@ def held_out_r2(
     return np.where(alive, 1 - missed / np.where(alive, spread, 1.0), np.nan)
 
 
-def _ridge(x: Floats, y: Floats, new: Floats, relative_lambdas: Sequence[float]) -> Floats:
-    """Predictions for `new` `[new rows, p]`; centred ridge by one SVD of `x`, λ by GCV summed over columns of `y`."""
+def _ridge(
+    x: FloatArray, y: FloatArray, new: FloatArray, relative_lambdas: Sequence[float]
+) -> FloatArray:
+    """Predictions for `new` `[new rows, p]`; centred ridge by one SVD of `x`, λ by GCV summed over
+    columns of `y`."""
     centre, mean = x.mean(axis=0), y.mean(axis=0)
     left, singular, right = np.linalg.svd(x - centre, full_matrices=False)
     projected, power, n = left.T @ (y - mean), singular**2, len(x)
@@ -152,7 +159,8 @@ def r2_over_tokens(
     *,
     folds: int = 4,
 ) -> tuple[float, float]:
-    """Mean held-out R² of `y` from `token_features` `[rows, features]` alone, and from these and `x` together.
+    """Mean held-out R² of `y` from `token_features` `[rows, features]` alone, and from these and
+    `x` together.
 
     The difference is what the sender's cache adds to what the receiver knows of its own tokens.
     """
@@ -162,12 +170,12 @@ def r2_over_tokens(
     return _mean(alone), _mean(both)
 
 
-def _unit(matrix: Floats) -> Floats:
+def _unit(matrix: FloatArray) -> FloatArray:
     """Scaled to a total variance of 1 per block, so that one λ means the same for both blocks."""
     variance = matrix.var(axis=0).sum()
     return matrix / np.sqrt(variance) if variance > 0 else matrix
 
 
-def _mean(values: Floats) -> float:
+def _mean(values: FloatArray) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")

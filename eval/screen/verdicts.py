@@ -1,7 +1,8 @@
 """Which ordered pairs of a fleet are worth a translator: the table over many pairs.
 
-Each pair brings the summary of its evaluation and what was measured before fitting. Testing many pairs at once needs a
-correction (Holm); saying that a predictor works needs many pairs, so correlations are shown from ten on.
+Each pair brings the summary of its evaluation and what was measured before fitting. Testing many
+pairs at once needs a correction (Holm); saying that a predictor works needs many pairs, so
+correlations are shown from ten on.
 """
 
 from __future__ import annotations
@@ -17,22 +18,28 @@ from rich.table import Table
 from scipy import stats
 
 from kvbridge.errors import EvalError
+from kvbridge.eval.conditions import CONDITIONS
+from kvbridge.eval.conditions.names import controls, named
 from kvbridge.eval.report import display
-from kvbridge.eval.statistics.bootstrap import RESOLVED
-from kvbridge.eval.statistics.figures import Refused, holm
+from kvbridge.eval.statistics.bootstrap import RESOLVED, NotShown
+from kvbridge.eval.statistics.outcomes import holm
 from kvbridge.eval.statistics.table import number
 from kvbridge.eval.statistics.verdict import CASCADE, GATE, PREFILL, TRANSLATE
 from kvbridge.format import SCREENING_SCHEMA
 
 PAIRS_FOR_CORRELATION = 10
-CONTROLS = ("token_only", "wrong_document", "tail_only32")
-"""Whose recovery stands beside the translation's."""
 EXTRAPOLATED = f"p below {RESOLVED:.3f}, finer than the resamples count: read from their tail, on the safe side"
+
+
+def screened_controls() -> list[str]:
+    """Controls whose recovery stands beside the translation's, each at the tail that says most."""
+    return [named(route, CONDITIONS[route].screened_tail) for route in controls()]
 
 
 @dataclass(frozen=True)
 class Screened:
-    """One ordered pair: its `predictors` (name → value, from before fitting) and, once fitted, its outcome."""
+    """One ordered pair: its `predictors` (name → value, from before fitting) and, once fitted, its
+    outcome."""
 
     sender: str
     receiver: str
@@ -53,10 +60,13 @@ def contrast_p(summary: Mapping[str, Any], against: str) -> tuple[float | None, 
 
 
 def pair_rows(pairs: Sequence[Screened], *, level: float = 0.05) -> list[dict[str, Any]]:
-    """One dict per pair, best verdict and recovery first, with `p_holm` over all pairs that were evaluated.
+    """One dict per pair, best verdict and recovery first, with `p_holm` over all pairs that were
+    evaluated.
 
-    `p_extrapolated`: the pair's p is smaller than what resampling resolves and was read from the fitted tail. `survives` says whether the pair's difference to the sender (in either direction) still stands at `level` after Holm;
-    a `translate` verdict that does not is shown as uncertain, not changed. Raises EvalError for a pair given twice.
+    `p_extrapolated`: the pair's p is smaller than what resampling resolves and was read from the
+    fitted tail. `survives` says whether the pair's difference to the sender (in either direction)
+    still stands at `level` after Holm; a `translate` verdict that does not is shown as uncertain,
+    not changed. Raises EvalError for a pair given twice.
     """
     names = [(pair.sender, pair.receiver) for pair in pairs]
     if len(set(names)) != len(names):
@@ -84,7 +94,9 @@ def pair_rows(pairs: Sequence[Screened], *, level: float = 0.05) -> list[dict[st
                 else pair.refused or "not fitted",
                 "recovery": translated.get("recovery"),
                 "recovery_ci": translated.get("recovery_ci"),
-                "controls": {name: conditions.get(name, {}).get("recovery") for name in CONTROLS},
+                "controls": {
+                    name: conditions.get(name, {}).get("recovery") for name in screened_controls()
+                },
                 "accuracy": {
                     name: conditions.get(name, {}).get("accuracy")
                     for name in ("sender", "translated", "native")
@@ -113,7 +125,8 @@ def fleet_bytes(
 ) -> dict[str, Any]:
     """What translators for every ordered pair would take: P models are P(P − 1) pairs.
 
-    Pairs without a measured asset count with the mean of those measured; `total_bytes` is None without any.
+    Pairs without a measured asset count with the mean of those measured; `total_bytes` is None
+    without any.
     """
     names = sorted(set(models))
     if len(names) != len(models):
@@ -149,18 +162,19 @@ def size(count: float) -> str:
 
 def correlations(
     predictors: Mapping[str, ArrayLike], outcome: ArrayLike
-) -> dict[str, dict[str, Any] | Refused] | Refused:
-    """Spearman's ρ and Pearson's r of each predictor with `outcome` `[pairs]`, Holm over the predictors.
+) -> dict[str, dict[str, Any] | NotShown] | NotShown:
+    """Spearman's ρ and Pearson's r of each predictor with `outcome` `[pairs]`, Holm over the
+    predictors.
 
-    Pairs where a predictor or the outcome is NaN are left out of it. Refused below ten pairs, for the whole or for the
-    predictor: an r of 0.5 from six pairs has an interval from −0.5 to 0.9.
+    Pairs where a predictor or the outcome is NaN are left out of it. NotShown below ten pairs, for
+    the whole or for the predictor: an r of 0.5 from six pairs has an interval from −0.5 to 0.9.
     """
     outcomes = np.asarray(outcome, dtype=np.float64)
     if np.isfinite(outcomes).sum() < PAIRS_FOR_CORRELATION:
-        return Refused(
+        return NotShown(
             f"{np.isfinite(outcomes).sum()} pairs, correlations need {PAIRS_FOR_CORRELATION}"
         )
-    found: dict[str, dict[str, Any] | Refused] = {}
+    related: dict[str, dict[str, Any] | NotShown] = {}
     p_values: dict[str, float] = {}
     for name, column in predictors.items():
         values = np.asarray(column, dtype=np.float64)
@@ -169,13 +183,13 @@ def correlations(
         both = np.isfinite(values) & np.isfinite(outcomes)
         x, y = values[both], outcomes[both]
         if len(x) < PAIRS_FOR_CORRELATION:
-            found[name] = Refused(f"{len(x)} pairs, correlations need {PAIRS_FOR_CORRELATION}")
+            related[name] = NotShown(f"{len(x)} pairs, correlations need {PAIRS_FOR_CORRELATION}")
         elif np.ptp(x) == 0 or np.ptp(y) == 0:
-            found[name] = Refused("all pairs have the same value")
+            related[name] = NotShown("all pairs have the same value")
         else:
             pearson, spearman = stats.pearsonr(x, y), stats.spearmanr(x, y)
             ci = pearson.confidence_interval(0.95)
-            found[name] = {
+            related[name] = {
                 "pairs": len(x),
                 "spearman": number(spearman.statistic),
                 "pearson": number(pearson.statistic),
@@ -183,12 +197,13 @@ def correlations(
             }
             p_values[name] = float(spearman.pvalue)
     for name, p in zip(p_values, holm(list(p_values.values())) if p_values else [], strict=True):
-        found[name] |= {"p_holm": number(float(p))}  # type: ignore[operator]
-    return found
+        related[name] |= {"p_holm": number(float(p))}  # type: ignore[operator]
+    return related
 
 
 def screening_summary(pairs: Sequence[Screened]) -> dict[str, Any]:
-    """The content of `screening.json`: the pairs, the fleet's bytes, correlations where there are enough pairs."""
+    """The content of `screening.json`: the pairs, the fleet's bytes, correlations where there are
+    enough pairs."""
     models = sorted({name for pair in pairs for name in (pair.sender, pair.receiver)})
     sizes = {(p.sender, p.receiver): p.asset_bytes for p in pairs if p.asset_bytes is not None}
     rows = pair_rows(pairs)
@@ -201,9 +216,9 @@ def screening_summary(pairs: Sequence[Screened]) -> dict[str, Any]:
         "pairs": rows,
         "fleet": fleet_bytes(sizes, models),
         "correlation_with_recovery": {"refused": related.because}
-        if isinstance(related, Refused)
+        if isinstance(related, NotShown)
         else {
-            name: {"refused": r.because} if isinstance(r, Refused) else r
+            name: {"refused": r.because} if isinstance(r, NotShown) else r
             for name, r in related.items()
         },
     }

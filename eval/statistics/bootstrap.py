@@ -1,12 +1,12 @@
 """Confidence intervals for paired rows that are clustered by document.
 
-Items cut from one document are not independent, so whole documents are resampled. Everything reported is a
-ratio of two sums over items (a mean is a sum over a count, a recovery a difference of losses over another),
-so one pair of columns per item is all the state there is, and a matrix product of resampling weights with
-per-document sums gives all replicates.
+Items cut from one document are not independent, so whole documents are resampled. Everything
+reported is a ratio of two sums over items (a mean is a sum over a count, a recovery a difference of
+losses over another), so one pair of columns per item is all the state there is, and a matrix
+product of resampling weights with per-document sums gives all replicates.
 
-Three methods share that form; `studentised` is the one used, alone in having p-values without a floor. Simulated coverage of each: `python -m
-benchmarks.coverage`.
+Three methods share that form; `studentised` is the one used, alone in having p-values without a
+floor. Simulated coverage of each: `python -m benchmarks.coverage`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from scipy import stats
 
 from kvbridge.errors import EvalError
 
-Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 REPETITIONS = 2000
 _CACHED_WEIGHTS = 4_000_000
 _LEAST_VARIANCE = 0.4**2
 TAIL = 10
-"""Replicates beyond the observed value below which a p-value is read from the fitted tail instead of counted."""
+"""Replicates beyond the observed value below which a p-value is read from the fitted tail instead
+of counted."""
 RESOLVED = 2 * (TAIL + 1) / (REPETITIONS + 1)
 """Two-sided p-values below this come from the tail, not from counting."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its two-sided interval, NaN where none can be given; `p` tests against 0. `resampled`: whether the
-    bounds are from resampling; not where no document differs from another."""
+    """An estimate and its two-sided interval, NaN where none can be given; `p` tests against 0.
+    `resampled`: whether the bounds are from resampling; not where no document differs from
+    another."""
 
     estimate: float
     low: float
@@ -62,11 +64,20 @@ class Interval:
         return replace(self, low=float(bounds[0]), high=float(bounds[1]))
 
 
-def cluster_sums(numerator: ArrayLike, denominator: ArrayLike, clusters: Sequence[str]) -> Floats:
+@dataclass(frozen=True)
+class NotShown:
+    """A figure that these items cannot support; `because` completes "not shown: …"."""
+
+    because: str
+
+
+def cluster_sums(
+    numerator: ArrayLike, denominator: ArrayLike, clusters: Sequence[str]
+) -> FloatArray:
     """Sums of both columns `[items]` within each label of `clusters` `[items]`: `[clusters, 2]`.
 
-    Clusters are ordered by label and items by value, so a permutation of the rows changes no bit of the
-    result. Raises EvalError on empty, non-finite or unequally long input.
+    Clusters are ordered by label and items by value, so a permutation of the rows changes no bit of
+    the result. Raises EvalError on empty, non-finite or unequally long input.
     """
     values = np.column_stack(
         [np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)]
@@ -77,7 +88,8 @@ def cluster_sums(numerator: ArrayLike, denominator: ArrayLike, clusters: Sequenc
         )
     if len(values) != len(clusters):
         raise EvalError(
-            f"expected one cluster label per item, found {len(clusters)} labels for {len(values)} items"
+            f"expected one cluster label per item, found {len(clusters)} labels for {len(values)} "
+            "items"
         )
     if not np.isfinite(values).all():
         raise EvalError("found NaN or infinity among the items: exclude and count these first")
@@ -89,7 +101,7 @@ def cluster_sums(numerator: ArrayLike, denominator: ArrayLike, clusters: Sequenc
 
 
 @lru_cache(maxsize=4)
-def _weights(clusters: int, repetitions: int, seed: int) -> Floats:
+def _weights(clusters: int, repetitions: int, seed: int) -> FloatArray:
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=repetitions).astype(
         np.float64
@@ -98,11 +110,12 @@ def _weights(clusters: int, repetitions: int, seed: int) -> Floats:
     return drawn
 
 
-def resampled(columns: Floats, repetitions: int, seed: int) -> Floats:
-    """Column sums of bootstrap samples of clusters: `[clusters, columns]` to `[repetitions, columns]`.
+def resampled(columns: FloatArray, repetitions: int, seed: int) -> FloatArray:
+    """Column sums of bootstrap samples of clusters: `[clusters, columns]` to `[repetitions,
+    columns]`.
 
-    The draws depend on the number of clusters, `repetitions` and `seed` only; many clusters are drawn in
-    chunks.
+    The draws depend on the number of clusters, `repetitions` and `seed` only; many clusters are
+    drawn in chunks.
     """
     clusters = len(columns)
     if clusters * repetitions <= _CACHED_WEIGHTS:
@@ -115,13 +128,16 @@ def resampled(columns: Floats, repetitions: int, seed: int) -> Floats:
     )
 
 
-def _residual_error(sums: Floats, ratio: float) -> float:
-    """Standard error of N − ρD over documents: `sqrt(K/(K−1) Σ_k (e_k − ē)²)` with `e_k = n_k − ρ d_k`."""
+def _residual_error(sums: FloatArray, ratio: float) -> float:
+    """Standard error of N − ρD over documents: `sqrt(K/(K−1) Σ_k (e_k − ē)²)` with `e_k = n_k − ρ
+    d_k`."""
     clusters, residual = len(sums), sums[:, 0] - ratio * sums[:, 1]
     return float(np.sqrt(clusters / (clusters - 1) * ((residual - residual.mean()) ** 2).sum()))
 
 
-def _percentile(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tuple[Floats, float]:
+def _percentile(
+    sums: FloatArray, tails: FloatArray, repetitions: int, seed: int
+) -> tuple[FloatArray, float]:
     """Efron's percentile interval: quantiles of the replicates. Too short for skewed ratios."""
     totals = resampled(sums, repetitions, seed)
     values = totals[:, 0] / totals[:, 1]
@@ -131,8 +147,11 @@ def _percentile(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tup
     )
 
 
-def _bca(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tuple[Floats, float]:
-    """Bias-corrected and accelerated (Efron 1987), with the acceleration from leaving one document out."""
+def _bca(
+    sums: FloatArray, tails: FloatArray, repetitions: int, seed: int
+) -> tuple[FloatArray, float]:
+    """Bias-corrected and accelerated (Efron 1987), with the acceleration from leaving one document
+    out."""
     total, replicates = sums.sum(axis=0), resampled(sums, repetitions, seed)
     estimate, values = total[0] / total[1], replicates[:, 0] / replicates[:, 1]
     values = values[np.isfinite(values)]
@@ -150,17 +169,21 @@ def _bca(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tuple[Floa
     return np.quantile(values, stats.norm.cdf(bias + shifted / (1 - acceleration * shifted))), p
 
 
-def _studentised(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tuple[Floats, float]:
-    """Bootstrap-t (Efron & Tibshirani 1993, ch. 12) on N − ρD, inverted for ρ as Fieller (1954) does.
+def _studentised(
+    sums: FloatArray, tails: FloatArray, repetitions: int, seed: int
+) -> tuple[FloatArray, float]:
+    """Bootstrap-t (Efron & Tibshirani 1993, ch. 12) on N − ρD, inverted for ρ as Fieller (1954)
+    does.
 
-    Pivot `T(ρ) = (N − ρD) / se(N − ρD)`; its bootstrap quantiles q replace Student's, and the bound solves
-    T(ρ) = q, a quadratic in ρ. The residual N − ρD is a plain sum, so T stays close to pivotal where a ratio
-    over its own standard error does not. The bounds are NaN where D cannot be told from 0.
+    Pivot `T(ρ) = (N − ρD) / se(N − ρD)`; its bootstrap quantiles q replace Student's, and the bound
+    solves T(ρ) = q, a quadratic in ρ. The residual N − ρD is a plain sum, so T stays close to
+    pivotal where a ratio over its own standard error does not. The bounds are NaN where D cannot be
+    told from 0.
 
-    Two corrections, both chosen by simulated coverage: a replicate's standard error counts as at least 0.4
-    of the sample's (with few events some replicates hold none of them and their pivots explode), and the
-    pivots are stretched by t/z for K − 1 degrees of freedom (a replicate repeats documents and so has
-    thinner tails).
+    Two corrections, both chosen by simulated coverage: a replicate's standard error counts as at
+    least 0.4 of the sample's (with few events some replicates hold none of them and their pivots
+    explode), and the pivots are stretched by t/z for K − 1 degrees of freedom (a replicate repeats
+    documents and so has thinner tails).
     """
     clusters, total = len(sums), sums.sum(axis=0)
     if total[1] < 0:
@@ -185,12 +208,14 @@ def _studentised(sums: Floats, tails: Floats, repetitions: int, seed: int) -> tu
     )
 
 
-def _tailed(pivots: Floats, observed: float) -> float:
-    """Two-sided p of `observed` among bootstrap `pivots` `[replicates]`, with no floor at 2/(replicates + 1).
+def _tailed(pivots: FloatArray, observed: float) -> float:
+    """Two-sided p of `observed` among bootstrap `pivots` `[replicates]`, with no floor at
+    2/(replicates + 1).
 
-    Counted while at least TAIL replicates lie beyond. Further out the tail is a power law through the quantiles of the
-    TAIL and of the 10 TAIL outermost replicates (Hill's idea with two order statistics): heavier than the normal's or
-    Student's tail beyond these points, so what it says is on the safe side also for skewed documents.
+    Counted while at least TAIL replicates lie beyond. Further out the tail is a power law through
+    the quantiles of the TAIL and of the 10 TAIL outermost replicates (Hill's idea with two order
+    statistics): heavier than the normal's or Student's tail beyond these points, so what it says is
+    on the safe side also for skewed documents.
     """
     below, above, count = (
         int((pivots <= observed).sum()),
@@ -208,8 +233,9 @@ def _tailed(pivots: Floats, observed: float) -> float:
     return float(2 * (TAIL + 1) / (count + 1) * (edge / reached) ** exponent)
 
 
-def _solve(total: Floats, spread: Floats, quantile: float) -> float:
-    """The ρ at which (N − ρD)/se(N − ρD) is `quantile`, from totals `[2]` and their covariance `[2, 2]`."""
+def _solve(total: FloatArray, spread: FloatArray, quantile: float) -> float:
+    """The ρ at which (N − ρD)/se(N − ρD) is `quantile`, from totals `[2]` and their covariance `[2,
+    2]`."""
     square = quantile**2
     a = total[1] ** 2 - square * spread[1, 1]
     b = total[0] * total[1] - square * spread[0, 1]
@@ -237,11 +263,12 @@ def ratio_interval(
     repetitions: int = REPETITIONS,
     seed: int = 0,
 ) -> Interval:
-    """Interval of Σ numerator / Σ denominator, both `[items]`, with `clusters` `[items]` resampled whole.
+    """Interval of Σ numerator / Σ denominator, both `[items]`, with `clusters` `[items]` resampled
+    whole.
 
-    The bounds are NaN with fewer than two clusters, with a denominator that sums to 0 (the estimate is NaN,
-    too) or that cannot be told from 0. With no variance between clusters the interval is a point, and
-    p that of the sign test. Deterministic by `seed`.
+    The bounds are NaN with fewer than two clusters, with a denominator that sums to 0 (the estimate
+    is NaN, too) or that cannot be told from 0. With no variance between clusters the interval is a
+    point, and p that of the sign test. Deterministic by `seed`.
     """
     sums = cluster_sums(numerator, denominator, clusters)
     total = sums.sum(axis=0)

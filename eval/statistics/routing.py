@@ -1,8 +1,8 @@
 """What a router's or a gate's score buys: call–performance curves and risk–coverage curves.
 
 RouteLLM's figures (arXiv 2406.18665): a router sends an item to the strong model when its score
-reaches a threshold; moving the threshold traces performance against the share of calls the strong model
-gets.
+reaches a threshold; moving the threshold traces performance against the share of calls the strong
+model gets.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.statistics.bootstrap import Floats
-from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.statistics.bootstrap import FloatArray, NotShown
 
 
-def _checked(name: str, *arrays: ArrayLike) -> list[Floats]:
+def _checked(name: str, *arrays: ArrayLike) -> list[FloatArray]:
     checked = [np.asarray(array, dtype=np.float64) for array in arrays]
     if len({array.shape for array in checked}) != 1 or checked[0].ndim != 1 or not len(checked[0]):
         raise EvalError(
@@ -30,33 +29,36 @@ def _checked(name: str, *arrays: ArrayLike) -> list[Floats]:
 
 @dataclass(frozen=True)
 class CallCurve:
-    """Mean performance against the strong model's share of calls, both `[points]`, from no call to all."""
+    """Mean performance against the strong model's share of calls, both `[points]`, from no call to
+    all."""
 
-    calls: Floats
-    performance: Floats
+    calls: FloatArray
+    performance: FloatArray
 
-    def recovered(self) -> Floats | Refused:
+    def recovered(self) -> FloatArray | NotShown:
         """PGR at each point: `(r − r_weak) / (r_strong − r_weak)` `[points]`."""
         weak, strong = self.performance[0], self.performance[-1]
         if strong <= weak:
-            return Refused(
+            return NotShown(
                 f"the strong model scores {strong:.4g}, not above the weak one's {weak:.4g}"
             )
         return (self.performance - weak) / (strong - weak)
 
-    def apgr(self) -> float | Refused:
-        """Average PGR over the share of calls, `∫₀¹ PGR dc` by trapezoids; 0.5 is a random router."""
+    def apgr(self) -> float | NotShown:
+        """Average PGR over the share of calls, `∫₀¹ PGR dc` by trapezoids; 0.5 is a random
+        router."""
         gap = self.recovered()
-        return gap if isinstance(gap, Refused) else float(np.trapezoid(gap, self.calls))
+        return gap if isinstance(gap, NotShown) else float(np.trapezoid(gap, self.calls))
 
-    def cpt(self, share: float) -> float | Refused:
-        """CPT(x): the least share of calls at which PGR reaches `share`, interpolated between thresholds."""
+    def cpt(self, share: float) -> float | NotShown:
+        """CPT(x): the least share of calls at which PGR reaches `share`, interpolated between
+        thresholds."""
         gap = self.recovered()
-        if isinstance(gap, Refused):
+        if isinstance(gap, NotShown):
             return gap
         reached = int(np.argmax(gap >= share))
         if reached == 0:
-            return 0.0 if gap[0] >= share else Refused(f"PGR never reaches {share:.0%}")
+            return 0.0 if gap[0] >= share else NotShown(f"PGR never reaches {share:.0%}")
         before, after = gap[reached - 1], gap[reached]
         part = (share - before) / (after - before)
         return float(
@@ -65,10 +67,11 @@ class CallCurve:
 
 
 def call_curve(weak: ArrayLike, strong: ArrayLike, score: ArrayLike) -> CallCurve:
-    """The curve of sending the items of highest `score` to the strong model first; all arrays `[items]`.
+    """The curve of sending the items of highest `score` to the strong model first; all arrays
+    `[items]`.
 
-    Items of equal score move together, so the curve has one point per distinct score, plus the one without
-    any call.
+    Items of equal score move together, so the curve has one point per distinct score, plus the one
+    without any call.
     """
     w, s, order_by = _checked("a call curve", weak, strong, score)
     ends, gained = _grouped(s - w, -order_by)
@@ -80,10 +83,11 @@ def call_curve(weak: ArrayLike, strong: ArrayLike, score: ArrayLike) -> CallCurv
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """Mean loss of the accepted items against the share accepted, both `[points]`, coverage rising to 1."""
+    """Mean loss of the accepted items against the share accepted, both `[points]`, coverage rising
+    to 1."""
 
-    coverage: Floats
-    risk: Floats
+    coverage: FloatArray
+    risk: FloatArray
     aurc: float
     excess: float
 
@@ -91,8 +95,8 @@ class RiskCoverage:
 def risk_coverage(loss: ArrayLike, risk_score: ArrayLike) -> RiskCoverage:
     """Selective risk when items are accepted from the lowest `risk_score` upwards; both `[items]`.
 
-    AURC is `1/n Σ_k (1/k) Σ_{i≤k} loss_(i)` (Geifman, Uziel & El-Yaniv, arXiv 1805.08206), its mean over all
-    orders of tied scores; `excess` subtracts that of the best possible order.
+    AURC is `1/n Σ_k (1/k) Σ_{i≤k} loss_(i)` (Geifman, Uziel & El-Yaniv, arXiv 1805.08206), its mean
+    over all orders of tied scores; `excess` subtracts that of the best possible order.
     """
     losses, scores = _checked("a risk-coverage curve", loss, risk_score)
     ends, cumulated = _grouped(losses, scores)
@@ -100,8 +104,9 @@ def risk_coverage(loss: ArrayLike, risk_score: ArrayLike) -> RiskCoverage:
     return RiskCoverage(ends / len(losses), cumulated / ends, aurc, aurc - best)
 
 
-def _grouped(values: Floats, keys: Floats) -> tuple[Floats, Floats]:
-    """Running count and sum of `values` at the end of each group of equal `keys`: both `[groups]`."""
+def _grouped(values: FloatArray, keys: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Running count and sum of `values` at the end of each group of equal `keys`: both
+    `[groups]`."""
     distinct, index = np.unique(keys, return_inverse=True)
     counts = np.bincount(index, minlength=len(distinct))
     return np.cumsum(counts).astype(np.float64), np.cumsum(
@@ -109,8 +114,9 @@ def _grouped(values: Floats, keys: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def _area(losses: Floats, keys: Floats) -> float:
-    """AURC with each tied group's losses replaced by their mean: the expectation over orders of the ties."""
+def _area(losses: FloatArray, keys: FloatArray) -> float:
+    """AURC with each tied group's losses replaced by their mean: the expectation over orders of the
+    ties."""
     ends, cumulated = _grouped(losses, keys)
     at = np.arange(1, len(losses) + 1)
     return float(

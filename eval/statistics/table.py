@@ -1,7 +1,7 @@
 """Rows of one task as aligned arrays, and the numbers that leave the package.
 
-Comparisons are paired: two conditions are compared on the items both answered, so a row that failed in one
-of them is counted as missing and never turns into a difference of two unlike sets.
+Comparisons are paired: two conditions are compared on the items both answered, so a row that failed
+in one of them is counted as missing and never turns into a difference of two unlike sets.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ import numpy as np
 from scipy import stats
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.conditions.plans import ROUTES, named, paired, parsed
+from kvbridge.eval.conditions.names import named, paired, parsed, routes
 from kvbridge.eval.run.rows import Row
-from kvbridge.eval.statistics import figures as statistics
-from kvbridge.eval.statistics.bootstrap import Floats, Interval, ratio_interval
-from kvbridge.eval.statistics.figures import Refused
-
-FOREIGN_TOKENIZER = ("sender",)
-"""Conditions whose tokens are not the receiver's, so that nats per token are not comparable."""
+from kvbridge.eval.statistics.bootstrap import FloatArray, Interval, NotShown, ratio_interval
+from kvbridge.eval.statistics.ratios import recovery
 
 
 @dataclass(frozen=True)
 class Table:
-    """The usable rows of one task by condition and item; `Table.of` sorts, so their order changes nothing.
+    """The usable rows of one task by condition and item; `Table.of` sorts, so their order changes
+    nothing.
 
-    Where gated requests ended on several tails, `<route>_own_tail` holds for each of them the row of the route at its tail.
+    Where gated requests ended on several tails, `<route>_own_tail` holds for each of them the row
+    of the route at its tail.
     """
 
     task: str
@@ -36,21 +34,17 @@ class Table:
 
     @classmethod
     def of(cls, task: str, rows: Iterable[Row]) -> Table:
+        """Rows of `task` that are sound."""
+        usable = [row for row in rows if row.task == task and row.status == "ok"]
         cells: dict[str, dict[str, Row]] = {}
-        for row in sorted(
-            (r for r in rows if r.task == task and r.status == "ok"), key=lambda r: r.key
-        ):
+        for row in sorted(usable, key=lambda row: row.key):
             cells.setdefault(row.condition, {})[row.item] = row
         table = cls(task, cells)
-        if len(tails := table.tails("gated")) > 1:
-            ended = cells["gated"]
-            for route in ROUTES:
-                at = {
-                    item: cells.get(named(route, row.tail or 1), {}).get(item)
-                    for item, row in ended.items()
-                }
-                if found := {item: row for item, row in at.items() if row is not None}:
-                    cells[paired(route, tails)] = found
+        tails = table.tails("gated")
+        if len(tails) > 1:
+            for route in routes():
+                if own := _at_own_tails(cells, route):
+                    cells[paired(route, tails)] = own
         return table
 
     def items(self, conditions: Sequence[str], field: str) -> list[str]:
@@ -63,32 +57,33 @@ class Table:
             if all(getattr(cell[item], field) is not None for cell in cells)
         ]
 
-    def column(self, condition: str, field: str, items: Sequence[str]) -> Floats:
+    def column(self, condition: str, field: str, items: Sequence[str]) -> FloatArray:
         """`field` of `condition` at `items`: `[items]`."""
         return np.array(
             [getattr(self.cells[condition][item], field) for item in items], dtype=np.float64
         )
 
     def tails(self, condition: str) -> tuple[int, ...]:
-        """How many of the last tokens the rows of `condition` had recomputed, ascending: one number but behind a ladder. As
-        the rows say, else as the name does (rows of older runs)."""
+        """How many of the last tokens the rows of `condition` had recomputed, ascending: one number
+        but behind a ladder. As the rows say, else as the name does (rows of older runs)."""
         known = {r.tail for r in self.cells.get(condition, {}).values() if r.tail is not None}
         return tuple(sorted(known)) or ((parsed(condition) or ("", 1))[1],)
 
     def documents(self, condition: str, items: Sequence[str]) -> list[str]:
         return [self.cells[condition][item].document for item in items]
 
-    def nats(self, condition: str, reference: str, items: Sequence[str]) -> Floats:
+    def nats(self, condition: str, reference: str, items: Sequence[str]) -> FloatArray:
         """Loss of `condition` `[items]` in nats over the characters that `reference` scored.
 
-        The two are the same characters up to a token boundary at the ends: the rate per character is what
-        carries over.
+        The two are the same characters up to a token boundary at the ends: the rate per character
+        is what carries over.
         """
         rate = self.column(condition, "loss", items) / self.column(condition, "characters", items)
         return rate * self.column(reference, "characters", items)
 
     def weighted(self, condition: str, field: str, weight: str) -> Interval | None:
-        """Σ field·weight / Σ weight, or None without rows: a mean over positions, not over items."""
+        """Σ field·weight / Σ weight, or None without rows: a mean over positions, not over
+        items."""
         if not (items := self.items([condition], field)):
             return None
         weights = self.column(condition, weight, items)
@@ -106,32 +101,29 @@ class Table:
             else None
         )
 
-    def recovery(self, condition: str) -> Interval | Refused | None:
+    def recovery(self, condition: str) -> Interval | NotShown | None:
         """Recovery of `condition`, on the items that it, native and no_context share."""
         if not (items := self.items([condition, "native", "no_context"], "loss")):
             return None
-        losses = [self.nats(name, "native", items) for name in (condition, "native", "no_context")]
-        return statistics.recovery(losses[0], losses[1], losses[2], self.documents("native", items))
-
-    def advantage(self, condition: str, other: str, metric: str) -> tuple[Interval, int] | None:
-        """How much better `condition` is than `other` and on how many items; None without shared items.
-
-        `metric` "loss": nats per character saved; "correct": share of items gained. Positive is better for
-        both.
-        """
-        if not (items := self.items([condition, other], metric)):
-            return None
-        documents = self.documents(condition, items)
-        if metric == "correct":
-            ours, theirs = (self.column(name, "correct", items) for name in (condition, other))
-            return statistics.difference(ours, theirs, documents), len(items)
-        saved = self.nats(other, condition, items) - self.column(condition, "loss", items)
-        found = ratio_interval(saved, self.column(condition, "characters", items), documents)
-        return statistics.without_bounds(found), len(items)
+        loss, native, floor = (
+            self.nats(name, "native", items) for name in (condition, "native", "no_context")
+        )
+        return recovery(loss, native, floor, self.documents("native", items))
 
 
-def median(values: Floats) -> Interval:
-    """Median of `[n]` with the distribution-free interval between order statistics; none below six values."""
+def _at_own_tails(cells: dict[str, dict[str, Row]], route: str) -> dict[str, Row]:
+    """For each gated item the row of `route` at the tail that the gated request ended on."""
+    own = {}
+    for item, gated in cells["gated"].items():
+        row = cells.get(named(route, gated.tail or 1), {}).get(item)
+        if row is not None:
+            own[item] = row
+    return own
+
+
+def median(values: FloatArray) -> Interval:
+    """Median of `[n]` with the distribution-free interval between order statistics; none below six
+    values."""
     ordered, n = np.sort(values), len(values)
     below = int(stats.binom.ppf(0.025, n, 0.5)) - 1
     if below < 0:
@@ -140,19 +132,20 @@ def median(values: Floats) -> Interval:
 
 
 def number(value: float | None, digits: int = 6) -> float | None:
-    """A float as stored: six significant digits, so that a sum's last bits never show; NaN is null."""
+    """A float as stored: six significant digits, so that a sum's last bits never show; NaN is
+    null."""
     return None if value is None or not np.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-def bounds(interval: Interval | Refused | None) -> list[float | None] | None:
+def bounds(interval: Interval | NotShown | None) -> list[float | None] | None:
     if not isinstance(interval, Interval) or not interval.known:
         return None
     return [number(interval.low), number(interval.high)]
 
 
-def figure(result: Interval | Refused | None) -> dict[str, Any]:
+def figure(result: Interval | NotShown | None) -> dict[str, Any]:
     """`{"value", "ci"}`, with `refused` saying why where there is no value."""
-    if isinstance(result, Refused):
+    if isinstance(result, NotShown):
         return {"value": None, "ci": None, "refused": result.because}
     return {"value": number(result.estimate) if result else None, "ci": bounds(result)}
 
@@ -165,7 +158,8 @@ def check_rows(rows: Sequence[Row]) -> None:
         )
     if len(pairs := {row.pair for row in rows}) > 1:
         raise EvalError(
-            f"rows of {len(pairs)} pairs together ({', '.join(sorted(pairs)[:3])}); summarise each pair alone"
+            f"rows of {len(pairs)} pairs together ({', '.join(sorted(pairs)[:3])}); summarise each "
+            "pair alone"
         )
     keys: set[tuple[str, str, str]] = set()
     documents: dict[tuple[str, str], str] = {}
@@ -176,5 +170,6 @@ def check_rows(rows: Sequence[Row]) -> None:
         known = documents.setdefault((row.task, row.item), row.document)
         if known != row.document:
             raise EvalError(
-                f"item {row.item} belongs to document {known} in one row and to {row.document} in another"
+                f"item {row.item} belongs to document {known} in one row and to {row.document} in "
+                "another"
             )

@@ -1,4 +1,5 @@
-"""From rows to items: which are asked, which are left out and why, and whose text stands in as the wrong document."""
+"""From rows to items: which are asked, which are left out and why, and whose text stands in as the
+wrong document."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.tasks import TASKS
-from kvbridge.eval.tasks.items import Item, RawItem, kind_of
+from kvbridge.eval.tasks import TASKS, kind_of
+from kvbridge.eval.tasks.items import Item, RawItem
 from kvbridge.geometry import digest_text
 from kvbridge.model.model import Model
 
@@ -35,9 +36,13 @@ def make_items(
     tasks: Sequence[str] | None = None,
     known: Callable[[str], str | None] = lambda document: None,
 ) -> tuple[list[Item], list[Excluded]]:
-    """Items that fit both models, and what was left out and why; `limit` counts items per task, spread over documents.
-    `known` says why nothing may be judged on a document (the translator was fitted or the gate calibrated on it), None
-    where nothing speaks against it. Raises EvalError where two items of a task have one id."""
+    """Items that fit both models, and what was left out and why; `limit` counts items per task,
+    spread over documents.
+
+    `known` says why nothing may be judged on a document (the translator was fitted or the gate
+    calibrated on it), None where nothing speaks against it. Raises EvalError where two items of a
+    task have one id.
+    """
     made: list[tuple[int, int, Item]] = []
     excluded: list[Excluded] = []
     for number, raw in enumerate(spread(raws)):
@@ -52,16 +57,15 @@ def make_items(
             excluded.append(Excluded(raw.id, raw.document, kind, seen))
             continue
         try:
-            found = TASKS[kind].items(raw, receiver)
-            for item in found:
+            windows = TASKS[kind].items(raw, receiver)
+            for item in windows:
                 _check_range(item, sender, receiver)
         except EvalError as error:
             excluded.append(Excluded(raw.id, raw.document, kind, str(error)))
             continue
-        made += [(turn, number, item) for turn, item in enumerate(found)]
-    _check_unique(
-        [(item.task, item.id) for _, _, item in made] + [(lost.task, lost.id) for lost in excluded]
-    )
+        made += [(turn, number, item) for turn, item in enumerate(windows)]
+    keys = [(item.task, item.id) for _, _, item in made]
+    _check_unique(keys + [(lost.task, lost.id) for lost in excluded])
     counts: dict[str, int] = {}
     items: list[Item] = []
     for _, _, item in sorted(made, key=lambda entry: entry[:2]):
@@ -76,8 +80,8 @@ def _check_unique(keys: Sequence[tuple[str, str]]) -> None:
     if twice:
         task, name = twice[0]
         raise EvalError(
-            f"expected one item {name!r} of {task}, found two ({len(twice)} such ids): the second part of a text `a` is "
-            "named `a+1`, and splits share their ids; give the rows other ids"
+            f"expected one item {name!r} of {task}, found two ({len(twice)} such ids): the second part "
+            "of a text `a` is named `a+1`, and splits share their ids; give the rows other ids"
         )
 
 
@@ -87,12 +91,14 @@ def _check_range(item: Item, *models: Model) -> None:
         count = len(model.encode(longest))
         if count > model.geometry.max_positions:
             raise EvalError(
-                f"{item.id}: {count} tokens, {model.name} has {model.geometry.max_positions} positions"
+                f"{item.id}: {count} tokens, {model.name} has {model.geometry.max_positions} "
+                "positions"
             )
 
 
 def spread(raws: Iterable[RawItem]) -> list[RawItem]:
-    """Rows in an order that takes one of each document in turn, per task: a limit or a cut run sees many documents."""
+    """Rows in an order that takes one of each document in turn, per task: a limit or a cut run sees
+    many documents."""
     turns: dict[tuple[str, str], int] = {}
     keyed = []
     for number, raw in enumerate(raws):
@@ -103,17 +109,21 @@ def spread(raws: Iterable[RawItem]) -> list[RawItem]:
 
 
 def donors(items: Sequence[Item]) -> dict[str, str]:
-    """For each item, text of other documents that is at least half as long again as its prompt; documents that share
-    its prompt's beginning are passed over (less text, or none, where no others are): they would not be wrong."""
+    """For each item, text of other documents that is at least half as long again as its prompt.
+
+    Documents that share its prompt's beginning are passed over, for they would not be wrong (less
+    text, or none, where no others are).
+    """
     whole: dict[str, str] = {}
     for item in items:
         text = item.prompt + item.answers[0]
         if len(text) > len(whole.get(item.document, "")):
             whole[item.document] = text
     documents = sorted(whole, key=digest_text)
-    found = {}
+    place = {document: number for number, document in enumerate(documents)}
+    donated = {}
     for item in items:
-        at, text = documents.index(item.document), ""
+        at, text = place[item.document], ""
         for step in range(1, len(documents)):
             other = whole[documents[(at + step) % len(documents)]]
             if item.prompt[:BEGINNING] in other or other[:BEGINNING] in item.prompt:
@@ -121,5 +131,5 @@ def donors(items: Sequence[Item]) -> dict[str, str]:
             text += other + "\n"
             if len(text) >= 1.5 * len(item.prompt):
                 break
-        found[item.id] = text
-    return found
+        donated[item.id] = text
+    return donated

@@ -15,9 +15,11 @@ from kvbridge.geometry import digest_text
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a task. `prompt` is what the sender has read; `answers` what may follow it (the first is scored by
-    likelihood), `options` the choices of a multiple choice with `answers[0]` among them. `chance`: what guessing scores.
-    `document` is the cluster it is resampled with.
+    """One item of a task.
+
+    `prompt` is what the sender has read; `answers` what may follow it (the first is scored by
+    likelihood), `options` the choices of a multiple choice with `answers[0]` among them. `chance`
+    is what guessing scores, `document` the cluster it is resampled with.
     """
 
     id: str
@@ -40,8 +42,9 @@ class RawItem:
 
 
 def split_rows(source: str) -> Iterator[tuple[str | None, RawItem]]:
-    """(split or None, row) out of a .jsonl, .parquet or .txt file, a folder, or a Hub dataset; a row's own column `split`
-    counts where it names one. Raises DataError on duplicate ids and on rows that are no objects."""
+    """(split or None, row) out of a .jsonl, .parquet or .txt file, a folder, or a Hub dataset; a
+    row's own column `split` counts where it names one. Raises DataError on duplicate ids and on
+    rows that are no objects."""
     seen: set[tuple[str | None, str]] = set()
     for index, (split, name, row) in enumerate(stream_rows(source)):
         if not isinstance(row, dict):
@@ -55,7 +58,8 @@ def split_rows(source: str) -> Iterator[tuple[str | None, RawItem]]:
 
 
 def _document_of(row: dict[str, Any], identity: str) -> str:
-    """The cluster of a row: its `document`, else one for all questions about an equal context, else its own id."""
+    """The cluster of a row: its `document`, else one for all questions about an equal context, else
+    its own id."""
     if row.get("document") not in (None, ""):
         return str(row["document"])
     context = row.get("context") or row.get("prompt")
@@ -74,46 +78,33 @@ def data_digest(raws: Iterable[RawItem]) -> str:
 
 
 def read_raw(source: str) -> Iterator[RawItem]:
-    """Rows to evaluate on: where splits are named, those of `test` alone. Raises DataError as `split_rows` does."""
+    """Rows to evaluate on: where splits are named, those of `test` alone. Raises DataError as
+    `split_rows` does."""
     return (raw for split, raw in split_rows(source) if split in (None, "test"))
 
 
-def kind_of(body: dict[str, Any]) -> str:
-    """Task of a row by its columns: `answers` → qa, `answer` → recall, options with a `label` → multiple_choice, text →
-    continuation; an explicit `task` wins. A row with options and its answer as text is recall, as the demo's rows are;
-    `"task": "multiple_choice"` has its options scored."""
-    if isinstance(body.get("task"), str):
-        return body["task"]
-    if body.get("answers"):
-        return "qa"
-    if body.get("answer") is not None:
-        return "recall"
-    if body.get("options"):
-        return "multiple_choice"
-    if isinstance(body.get("text"), str):
-        return "continuation"
-    raise EvalError(
-        f"expected a row with text, or with context, question and answer, found columns {', '.join(body)}"
-    )
+def asks(body: dict[str, Any]) -> bool:
+    """Whether a row has an answer, answers or options, so that it is a question."""
+    return bool(body.get("answers") or body.get("options")) or body.get("answer") is not None
 
 
 def prompt_and_answers(raw: RawItem) -> tuple[str, tuple[str, ...]]:
-    """Prompt (context and question as they stand) and accepted answers of a question row; with options and no answer,
-    `label` says which of them it is. Raises EvalError."""
+    """Prompt (context and question as they stand) and accepted answers of a question row; with
+    options and no answer, `label` says which of them it is. Raises EvalError."""
     body = raw.body
     if isinstance(body.get("prompt"), str):
         prompt = body["prompt"]
     else:
         prompt = "".join(body[n] for n in ("context", "question") if isinstance(body.get(n), str))
-    found = body.get("answers") if body.get("answers") is not None else body.get("answer")
-    if found is None and body.get("options"):
+    accepted = body.get("answers") if body.get("answers") is not None else body.get("answer")
+    if accepted is None and body.get("options"):
         options, label = options_of(raw), body.get("label")
         if type(label) is not int or not 0 <= label < len(options):
             raise EvalError(
                 f"{raw.id}: expected a label from 0 to {len(options) - 1}, found {label!r}"
             )
-        found = options[label]
-    answers = tuple(found) if isinstance(found, (list, tuple)) else (found,)
+        accepted = options[label]
+    answers = tuple(accepted) if isinstance(accepted, (list, tuple)) else (accepted,)
     if not prompt or not answers or not all(isinstance(a, str) and a for a in answers):
         raise EvalError(
             f"{raw.id}: expected a context or prompt and a non-empty answer, found {sorted(body)}"
@@ -122,7 +113,8 @@ def prompt_and_answers(raw: RawItem) -> tuple[str, tuple[str, ...]]:
 
 
 def options_of(raw: RawItem) -> tuple[str, ...]:
-    """Choices of a multiple-choice row; raises EvalError unless they are two or more different texts."""
+    """Choices of a multiple-choice row; raises EvalError unless they are two or more different
+    texts."""
     given = raw.body.get("options") or ()
     if not isinstance(given, list | tuple):
         raise EvalError(f"{raw.id}: expected options as a list of texts, found {given!r:.200}")
@@ -137,12 +129,12 @@ def options_of(raw: RawItem) -> tuple[str, ...]:
 
 
 def question_item(raw: RawItem, task: str, options: tuple[str, ...] = ()) -> Item:
-    """The item of a question row; its chance is the row's own, else one in `options`. Raises EvalError."""
+    """The item of a question row; its chance is the row's own, else one in `options`. Raises
+    EvalError."""
     prompt, answers = prompt_and_answers(raw)
     chance = chance_of(raw)
     if chance is None and options:
         chance = 1 / len(options)
-    conversation = conversation_of(raw)
     return Item(
         raw.id,
         raw.document,
@@ -151,28 +143,30 @@ def question_item(raw: RawItem, task: str, options: tuple[str, ...] = ()) -> Ite
         answers,
         options,
         chance=chance,
-        conversation=conversation,
+        conversation=conversation_of(raw),
     )
 
 
 def chance_of(raw: RawItem) -> float | None:
-    """What guessing scores, where the row says it; raises EvalError where it is no share (NaN, negative, above 1)."""
-    found = raw.body.get("chance")
-    if found is None:
+    """What guessing scores, where the row says it; raises EvalError where it is no share (NaN,
+    negative, above 1)."""
+    chance = raw.body.get("chance")
+    if chance is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= 1:
-        raise EvalError(f"{raw.id}: expected a chance from 0 to 1, found {found!r:.40}")
-    return float(found)
+    if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
+        raise EvalError(f"{raw.id}: expected a chance from 0 to 1, found {chance!r:.40}")
+    return float(chance)
 
 
 def conversation_of(raw: RawItem) -> str | None:
     """The row's conversation id."""
-    found = raw.body.get("conversation")
-    return None if found is None else str(found)
+    conversation = raw.body.get("conversation")
+    return None if conversation is None else str(conversation)
 
 
 def text_of(raw: RawItem) -> str:
-    """What a row says as running text: its text, or a question with its answer. Raises EvalError."""
+    """What a row says as running text: its text, or a question with its answer. Raises
+    EvalError."""
     text = raw.body.get("text")
     if isinstance(text, str):
         return text

@@ -15,8 +15,7 @@ from kvbridge.cli.progress import counted
 from kvbridge.cli.show import show
 from kvbridge.errors import UsageError, unknown_names
 from kvbridge.eval.conditions.fixed_gates import FIXED_GATES
-from kvbridge.eval.conditions.plans import parsed, with_references
-from kvbridge.eval.conditions.routes import CONDITIONS
+from kvbridge.eval.conditions.names import known_names, parsed, with_references
 from kvbridge.eval.conditions.setup import check_alike, plans_of
 from kvbridge.eval.pair import Fitted, run_pair
 from kvbridge.eval.run.config import RunConfig
@@ -115,10 +114,10 @@ def run_eval(asked: EvalCommand) -> None:
 
 def _check_names(asked: EvalCommand) -> None:
     """Raises UsageError for a condition or task that does not exist, with the nearest that does."""
-    unknown = [c for c in asked.conditions or () if c not in CONDITIONS and parsed(c) is None]
+    unknown = [c for c in asked.conditions or () if c not in known_names() and parsed(c) is None]
     if unknown:
         hint = " (or another tail, as translated_tail17)"
-        raise UsageError(unknown_names("conditions", unknown, CONDITIONS, hint))
+        raise UsageError(unknown_names("conditions", unknown, known_names(), hint))
     unknown = [t for t in asked.tasks or () if t not in TASKS]
     if unknown:
         raise UsageError(unknown_names("tasks", unknown, TASKS))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from kvbridge.cli.output import decimals, emit, say, table
-from kvbridge.eval.report.display import Terminal
+from kvbridge.eval.report.terminal import Terminal
 from kvbridge.eval.run.latency import Latency, break_even
 from kvbridge.eval.screen.data import SEQUENCES
 from kvbridge.eval.screen.verdicts import screening_table

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvbridge.eval.conditions.plans import DEFAULT
+from kvbridge.eval.conditions.names import defaults
 
 
 def kvbridge(*arguments: object, code: int = 0) -> tuple[str, str]:
@@ -78,7 +78,7 @@ def test_fit_verify_inspect_and_evaluate(asset: Path, tmp_path: Path) -> None:
         "tail_only32",
     }
     rows = (out / "rows.jsonl").read_text("utf-8").splitlines()
-    assert len(rows) == 12 * len(DEFAULT)
+    assert len(rows) == 12 * len(defaults())
     for name in ("run.json", "summary.json", "report.html", "summary.md"):
         assert (out / name).stat().st_size > 0
 

@@ -13,7 +13,7 @@ from benchmarks import coverage
 from benchmarks.coverage import Scenario, simulate
 from kvbridge.errors import EvalError
 from kvbridge.eval.statistics.bootstrap import METHODS, RESOLVED, ratio_interval, resampled
-from kvbridge.eval.statistics.figures import holm
+from kvbridge.eval.statistics.outcomes import holm
 
 RNG = np.random.default_rng(3)
 

@@ -10,8 +10,9 @@ import pytest
 
 from kvbridge.cli.evaluate import EvalCommand, run_eval
 from kvbridge.errors import EvalError
+from kvbridge.eval.tasks import kind_of
 from kvbridge.eval.tasks.chosen import donors, make_items
-from kvbridge.eval.tasks.items import Item, RawItem, demo_rows, kind_of, read_raw
+from kvbridge.eval.tasks.items import Item, RawItem, demo_rows, read_raw
 from kvbridge.fitting.data import read_documents
 from tests.fitting.pairs import receiver, sender
 from tests.models import random_texts

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvbridge.eval.report import display
+from kvbridge.eval.report.markdown import markdown
 from kvbridge.eval.report.page import render_html
 from kvbridge.eval.report.summary import summarise
+from kvbridge.eval.report.terminal import Terminal
 from kvbridge.eval.run.rows import Row
 from tests.eval.test_report import META
 
@@ -30,9 +31,9 @@ def test_a_gate_without_scores_shows_what_it_decided_and_why(rows_of: MakeRows) 
     assert summary["gate"]["recall"]["reasons"] == {"uncalibrated": count}
     page = render_html(summary, rows, META)
     assert f"<span>discard: {count}</span><span>uncalibrated: {count}</span>" in page
-    assert f"{count} discard ({count} uncalibrated)" in display.markdown(summary)
+    assert f"{count} discard ({count} uncalibrated)" in markdown(summary)
     console = Console(record=True, width=120)
-    console.print(display.Terminal(summary))
+    console.print(Terminal(summary))
     assert f"{count} discard ({count} uncalibrated)" in console.export_text()
 
 
@@ -64,10 +65,10 @@ def test_what_a_gate_saves_or_costs_is_said_everywhere(
     ]
     summary = summarise(rows, META)
     console = Console(record=True, width=200)
-    console.print(display.Terminal(summary))
+    console.print(Terminal(summary))
     texts = (
         console.export_text(),
-        display.markdown(summary),
+        markdown(summary),
         html.unescape(render_html(summary, rows, META)),
     )
     for text in texts:

@@ -15,7 +15,7 @@ from kvbridge import Bridge, RepairPlan
 from kvbridge.asset.folder import load_asset
 from kvbridge.cli.evaluate import EvalCommand, gate_for, run_eval
 from kvbridge.errors import EvalError, UsageError
-from kvbridge.eval.conditions.plans import DEFAULT
+from kvbridge.eval.conditions.names import defaults
 from kvbridge.eval.tasks.items import demo_rows
 from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
 from kvbridge.gates.calibrate.job import calibrate
@@ -49,7 +49,7 @@ def test_gates_that_look_at_nothing_are_the_two_ends(demo_asset: Path, tmp_path:
 
 
 def test_a_gate_adds_gated_to_the_default_conditions(demo_asset: Path, tmp_path: Path) -> None:
-    assert set(run(demo_asset, tmp_path, "always-accept", None)) == {*DEFAULT, "gated"}
+    assert set(run(demo_asset, tmp_path, "always-accept", None)) == {*defaults(), "gated"}
 
 
 def test_another_gate_does_not_continue_a_run(demo_asset: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvbridge.eval.conditions.plans import DEFAULT
+from kvbridge.eval.conditions.names import defaults
 
 ITEMS = 8
 TIMED = ("ttft_ms", "ttft_ms_ci")
@@ -92,11 +92,11 @@ def test_a_killed_evaluation_continues_to_the_same_summary(
     rows, rng = tmp_path / "cut" / "rows.jsonl", random.Random(5)
     for more in (1, 7000, 12000):
         killed((*run, tmp_path / "cut"), rows, more, rng.uniform(0, 0.05))
-        assert rows.read_bytes().count(b"\n") < ITEMS * len(DEFAULT)
+        assert rows.read_bytes().count(b"\n") < ITEMS * len(defaults())
     finish(*run, tmp_path / "cut")
     found = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
     keys = {(row["item"], row["condition"]) for row in found}
-    assert len(keys) == len(found) == ITEMS * len(DEFAULT)
+    assert len(keys) == len(found) == ITEMS * len(defaults())
     same(
         *(
             json.loads((tmp_path / name / "summary.json").read_text("utf-8"))
@@ -131,7 +131,7 @@ def test_a_killed_screening_continues_to_the_same_table(demo_data: Path, tmp_pat
     for path in rows:
         lines = (tmp_path / "cut" / path).read_text("utf-8").splitlines()
         keys = {(r["item"], r["condition"]) for r in map(json.loads, lines)}
-        assert len(keys) == len(lines) == 4 * len(DEFAULT)
+        assert len(keys) == len(lines) == 4 * len(defaults())
     same(
         *(
             json.loads((tmp_path / name / "screening.json").read_text("utf-8"))

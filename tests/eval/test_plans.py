@@ -12,20 +12,21 @@ import torch
 import kvbridge
 from kvbridge.asset.maps.translator import Translator
 from kvbridge.errors import EvalError
-from kvbridge.eval.conditions import routes as made
-from kvbridge.eval.conditions.plans import (
-    CONTROLS,
-    DEFAULT,
-    ROUTES,
-    TAILS,
+from kvbridge.eval.conditions import CONDITIONS
+from kvbridge.eval.conditions.base import ROLES, TAILS
+from kvbridge.eval.conditions.names import (
     against,
+    condition,
+    controls,
+    defaults,
+    known_names,
     named,
     ordered,
     parsed,
+    routes,
 )
-from kvbridge.eval.conditions.routes import BY_TAIL, CONDITIONS, Prompt, condition
+from kvbridge.eval.conditions.prompt import Prompt
 from kvbridge.eval.conditions.setup import Setup, raw_bridge
-from kvbridge.eval.conditions.sharing import SharedTranslator
 from kvbridge.eval.run.evaluate import pair_digest
 from kvbridge.eval.tasks.continuation import Continuation
 from kvbridge.eval.tasks.items import Item, RawItem
@@ -69,9 +70,8 @@ def prompt(of: Setup) -> Prompt:
 
 
 def test_names_are_a_product_and_the_public_ones_are_among_them() -> None:
-    assert set(CONDITIONS) >= PUBLIC
-    assert set(BY_TAIL) == set(ROUTES)
-    for route in ROUTES:
+    assert set(known_names()) >= PUBLIC
+    for route in routes():
         for tail in (*TAILS, 17):
             assert parsed(named(route, tail)) == (route, tail)
     for wrong in (
@@ -108,22 +108,22 @@ def test_names_are_a_product_and_the_public_ones_are_among_them() -> None:
 
 def test_a_run_without_a_choice_has_every_translations_controls_at_its_tail() -> None:
     for tail in TAILS:
-        assert {named(route, tail) for route in ("translated", *CONTROLS)} <= set(DEFAULT)
+        assert {named(route, tail) for route in ("translated", *controls())} <= set(defaults())
     plain = setup()
-    assert set(plain.defaults()) == set(DEFAULT), (
+    assert set(defaults(plain)) == set(defaults()), (
         "shapes differ, so no raw_sender, and no gate was given"
     )
     gate = setup(gate=AcceptAll(), plan=kvbridge.RepairPlan(tail=9))
-    assert set(gate.defaults()) == {
-        *DEFAULT,
+    assert set(defaults(gate)) == {
+        *defaults(),
         "gated",
         "translated_tail9",
         "token_only_tail9",
         "wrong_document_tail9",
         "tail_only9",
     }
-    assert gate.tail("gated") == 9
-    assert set(against("gated", 9)) <= {*gate.defaults(), "raw_sender_tail9"}
+    assert condition("gated")(prompt(gate)).tail == 9
+    assert set(against("gated", 9)) <= {*defaults(gate), "raw_sender_tail9"}
 
 
 def test_raw_sender_runs_by_itself_where_shapes_allow_and_its_bridge_is_built_once() -> None:
@@ -132,7 +132,7 @@ def test_raw_sender_runs_by_itself_where_shapes_allow_and_its_bridge_is_built_on
     assert identity is not None
     assert identity.translator is not None
     same = Setup.of(identity.translator, identity.translator, sender(), twin)
-    assert "raw_sender" in same.defaults()
+    assert "raw_sender" in defaults(same)
     built = same.raw_bridge
     assert built is not None
     assert same.raw_bridge is built
@@ -155,10 +155,9 @@ def test_a_second_tail_translates_nothing_again_and_costs_what_it_costs_alone(
     monkeypatch.setattr(Translator, "__call__", counted)
     alone = condition(f"{route}_tail32")(one)
     assert len(applied) == 1
-    translator = (shared.setup.control if route == "token_only" else shared.setup.bridge).translator
-    assert isinstance(translator, SharedTranslator)
     first = condition(route)(shared)
-    translator.memory.ms = 1e6
+    (prepared,) = shared.prepared.values()
+    prepared.stages_ms["translate"] = 1e6
     second = condition(f"{route}_tail32")(shared)
     assert len(applied) == 2, "the map was applied for the first tail and not for the second"
     assert torch.allclose(second.logits, alone.logits, atol=1e-5)
@@ -166,24 +165,26 @@ def test_a_second_tail_translates_nothing_again_and_costs_what_it_costs_alone(
     assert first.ttft_ms < 1e6 < second.ttft_ms, "the shared translation's time counts for both"
 
 
-def test_other_content_is_translated_anew() -> None:
-    shared = SharedTranslator.of(fitted(receiver_features="none").translator)
-    torch.manual_seed(0)
-    layers = {i: {n: torch.randn(9, 2, 16) for n in ("k", "v")} for i in shared.sender_layers}
-    content = {
-        i: {n: t[:, :, : sender().geometry.layers[0].stream(n).width] for n, t in s.items()}
-        for i, s in layers.items()
-    }
-    out = shared(content, None)
-    fewer = shared({i: {n: t[:4] for n, t in s.items()} for i, s in content.items()}, None)
-    assert all(torch.equal(fewer[i][n], out[i][n][:4]) for i in out for n in out[i])
-    assert shared.memory.taken() == pytest.approx(shared.memory.ms)
-    changed = {i: {n: t + 1 for n, t in s.items()} for i, s in content.items()}
-    plain = Translator.__call__(shared, changed, None)
-    other = shared(changed, None)
-    assert all(torch.equal(other[i][n], plain[i][n]) for i in out for n in out[i])
-    assert shared.memory.taken() == 0
-    assert 0 not in shared(changed, None, skip_layers=1)
+def test_what_was_not_translated_is_translated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter tail after a longer one, and another document's cache, ask for rows that no
+    condition before had translated."""
+    applied: list[int] = []
+    whole = Translator.__call__
+
+    def counted(self: Translator, content: Any, features: Any, *, skip_layers: int = 0) -> Any:
+        applied.append(skip_layers)
+        return whole(self, content, features, skip_layers=skip_layers)
+
+    one, shared = prompt(setup()), prompt(setup())
+    monkeypatch.setattr(Translator, "__call__", counted)
+    alone = {name: condition(name)(one) for name in ("translated", "wrong_document")}
+    assert len(applied) == 2
+    condition("translated_tail32")(shared)
+    for name, start in alone.items():
+        again = condition(name)(shared)
+        assert torch.allclose(again.logits, start.logits, atol=1e-5)
+    assert len(applied) == 5
+    assert {len(prepared.stages_ms) for prepared in shared.prepared.values()} == {5}
 
 
 def test_another_control_map_or_gate_is_another_run() -> None:
@@ -200,6 +201,18 @@ def test_another_control_map_or_gate_is_another_run() -> None:
 
 
 def test_every_listed_condition_can_be_asked_for_by_name() -> None:
-    for name in CONDITIONS:
+    for name in known_names():
         if name not in ("gated",) and not name.startswith("raw_sender"):
-            assert made.condition(name)(prompt(setup())).position > 0
+            assert condition(name)(prompt(setup())).position > 0
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_every_condition_says_what_it_is(name: str) -> None:
+    one = CONDITIONS[name]
+    assert one.name == name
+    assert one.role in ROLES
+    assert one.label
+    assert len({other.order for other in CONDITIONS.values()}) == len(CONDITIONS)
+    assert set(one.beside) <= set(routes())
+    assert one.tails
+    assert one.by_tail or one.tails == (1,)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from kvbridge.eval.report.markdown import markdown
 from kvbridge.eval.report.page import (
     TEXT_CHARACTERS,
     charts,
@@ -23,6 +24,7 @@ from kvbridge.eval.report.page import (
     write_report,
 )
 from kvbridge.eval.report.summary import dumps, summarise
+from kvbridge.eval.report.terminal import Terminal
 from kvbridge.eval.run.rows import Row
 
 MakeRows = Callable[..., list[Row]]
@@ -271,7 +273,7 @@ def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: M
     summary = summarise(rows, META)
     for width in (80, 120):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        console.print(display.Terminal(summary))
+        console.print(Terminal(summary))
         text = console.export_text()
         assert max(map(len, text.splitlines())) <= width
         assert "…" not in text
@@ -282,9 +284,7 @@ def test_the_terminal_table_fits_eighty_columns_and_says_what_is_lost(rows_of: M
 
 def test_markdown_tables_are_rectangular_and_texts_are_inert(full: tuple) -> None:
     summary, _, _ = full
-    text = display.markdown(
-        summary | {"pair": {"sender": "a|b<c>`d`", "receiver": "[x](y)"}}, "run `it`"
-    )
+    text = markdown(summary | {"pair": {"sender": "a|b<c>`d`", "receiver": "[x](y)"}}, "run `it`")
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
     assert "<" not in re.sub("</?sub>", "", text)
@@ -374,4 +374,4 @@ def test_items_left_out_are_not_counted_as_measured_and_no_verdict_is_shown(
     page = render_html(summary, rows, META)
     assert "116 items (4 left out) from 29 documents" in page
     assert "<title>Not judged" in page
-    assert "116 items (4 left out)" in display.markdown(summary)
+    assert "116 items (4 left out)" in markdown(summary)

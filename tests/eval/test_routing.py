@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.statistics.bootstrap import NotShown
 from kvbridge.eval.statistics.routing import CallCurve, call_curve, risk_coverage
 
 
 def recovered(curve: CallCurve) -> np.ndarray:
     found = curve.recovered()
-    assert not isinstance(found, Refused)
+    assert not isinstance(found, NotShown)
     return found
 
 
@@ -40,13 +40,13 @@ def test_a_router_without_a_signal_has_apgr_one_half() -> None:
 def test_no_gap_between_the_models_is_refused() -> None:
     curve = call_curve([1, 0], [0, 1], [0.1, 0.2])
     for value in (curve.recovered(), curve.apgr(), curve.cpt(0.5)):
-        assert isinstance(value, Refused)
+        assert isinstance(value, NotShown)
         assert "not above" in value.because
 
 
 def test_pgr_can_pass_one_before_all_calls() -> None:
     curve = call_curve([1, 0, 1], [0, 1, 1], [0.1, 0.9, 0.5])
-    assert isinstance(curve.recovered(), Refused)
+    assert isinstance(curve.recovered(), NotShown)
     curve = call_curve([1, 0, 0], [0, 1, 1], [0.1, 0.9, 0.5])
     np.testing.assert_allclose(recovered(curve), [0, 1, 2, 1])
     assert curve.cpt(1.0) == pytest.approx(1 / 3)

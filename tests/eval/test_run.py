@@ -13,8 +13,8 @@ import torch
 
 import kvbridge
 from kvbridge.errors import DataError, EvalError
-from kvbridge.eval.conditions.plans import DEFAULT
-from kvbridge.eval.conditions.routes import CONDITIONS, Prompt
+from kvbridge.eval.conditions.names import condition, defaults, known_names
+from kvbridge.eval.conditions.prompt import Prompt
 from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.pair import Fitted, run_pair
 from kvbridge.eval.report.finish import finish
@@ -64,15 +64,15 @@ def native_nats(prompt: str, answer: str) -> float:
     return -float(sum(logs[i - 1, ids[i]] for i in range(count, len(ids))))
 
 
-@pytest.mark.parametrize("condition", sorted(CONDITIONS))
-def test_every_condition_scores_every_item_or_says_why(condition: str) -> None:
+@pytest.mark.parametrize("name", sorted(known_names()))
+def test_every_condition_scores_every_item_or_says_why(name: str) -> None:
     for item in (items()[0], items()[-1]):
         prompt = Prompt(setup(), item, random_texts(1, 2000)[0])
-        if condition.startswith(("raw_sender", "gated")):
+        if name.startswith(("raw_sender", "gated")):
             with pytest.raises(EvalError, match="needs"):
-                CONDITIONS[condition](prompt)
+                condition(name)(prompt)
             continue
-        start = CONDITIONS[condition](prompt)
+        start = condition(name)(prompt)
         scored = TASKS[item.task].score(item, start)
         again = TASKS[item.task].score(item, start)
         assert scored.loss is not None
@@ -84,7 +84,7 @@ def test_every_condition_scores_every_item_or_says_why(condition: str) -> None:
 
 def test_native_loss_is_that_of_one_plain_forward() -> None:
     for item in items():
-        start = CONDITIONS["native"](Prompt(setup(), item, ""))
+        start = condition("native")(Prompt(setup(), item, ""))
         found = TASKS[item.task].score(item, start)
         assert found.loss == pytest.approx(native_nats(item.prompt, item.answers[0]), abs=1e-4)
 
@@ -92,7 +92,7 @@ def test_native_loss_is_that_of_one_plain_forward() -> None:
 def test_tail_only_is_a_forward_of_sinks_and_tail_at_their_own_positions() -> None:
     raw = RawItem("long", "d", {"text": random_texts(1, 900)[0]})
     (item, *_) = Continuation(context=60, continuation=6).items(raw, receiver())
-    start = CONDITIONS["tail_only32"](Prompt(setup(), item, ""))
+    start = condition("tail_only32")(Prompt(setup(), item, ""))
     ids, count = receiver().encode(item.prompt).ids, len(receiver().encode(item.prompt))
     kept = [i for i in range(count) if i < 4 or i >= count - 32]
     assert len(kept) == 36
@@ -227,7 +227,7 @@ def test_one_document_is_no_evaluation(tmp_path: Path) -> None:
 def test_multiple_choice_takes_the_likeliest_option_per_character() -> None:
     raw = question(0, answer=None, options=[" the", " zqx", " ship"], label=0)
     (item,) = TASKS["multiple_choice"].items(raw, receiver())
-    start = CONDITIONS["native"](Prompt(setup(), item, ""))
+    start = condition("native")(Prompt(setup(), item, ""))
     per_character = {o: native_nats(item.prompt, o) / len(o) for o in item.options}
     assert TASKS["multiple_choice"].score(item, start).correct == int(
         min(per_character, key=per_character.__getitem__) == " the"
@@ -237,7 +237,7 @@ def test_multiple_choice_takes_the_likeliest_option_per_character() -> None:
 def test_generated_answers_are_those_of_generate() -> None:
     raw = question(0, answer=None, answers=[" the"])
     (item,) = TASKS["qa"].items(raw, receiver())
-    start = CONDITIONS["native"](Prompt(setup(), item, ""))
+    start = condition("native")(Prompt(setup(), item, ""))
     ids = receiver().encode(item.prompt).ids
     plain = (
         receiver()
@@ -289,7 +289,7 @@ def test_an_asset_on_disk_is_evaluated_by_its_own_controls(tmp_path: Path) -> No
         tmp_path / "run",
         RunConfig(command="kvbridge eval run"),
     )
-    assert set(summary["conditions"]) == set(DEFAULT)
+    assert set(summary["conditions"]) == set(defaults())
     assert summary["pair"]["translator_digest"] == asset.digest
     assert summary["timings"] == {"total_s": 1.0}
 
@@ -311,5 +311,5 @@ def test_a_choice_with_nan_for_an_option_is_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         "kvbridge.eval.tasks.multiple_choice.likelihood", lambda *_: Scored(next(losses), 1, 4)
     )
-    start = CONDITIONS["native"](Prompt(setup(), item, ""))
+    start = condition("native")(Prompt(setup(), item, ""))
     assert math.isnan(TASKS["multiple_choice"].score(item, start).loss or 0.0)

@@ -15,17 +15,23 @@ from kvbridge import Bridge, RepairPlan
 from kvbridge.asset.folder import Asset, load_asset, load_controls
 from kvbridge.cli.evaluate import EvalCommand, gate_for, run_eval
 from kvbridge.errors import EvalError
-from kvbridge.eval.conditions.plans import CONTROLS, against, named, with_references
-from kvbridge.eval.conditions.routes import Prompt
+from kvbridge.eval.conditions.names import (
+    against,
+    controls,
+    defaults,
+    named,
+    with_references,
+)
+from kvbridge.eval.conditions.prompt import Prompt
 from kvbridge.eval.conditions.setup import Setup, _ladder, plans_of
-from kvbridge.eval.report.display import markdown
+from kvbridge.eval.report.markdown import markdown
 from kvbridge.eval.report.summary import summarise
 from kvbridge.eval.run.evaluate import Job, item_rows, pair_digest
 from kvbridge.eval.run.rows import Row
+from kvbridge.eval.statistics.contrasts import all_contrasts
 from kvbridge.eval.statistics.gated import gate, gate_arrays
 from kvbridge.eval.statistics.routing import risk_coverage
 from kvbridge.eval.statistics.table import Table
-from kvbridge.eval.statistics.verdict import all_contrasts
 from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.items import RawItem, demo_rows
 from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
@@ -60,7 +66,7 @@ def ladder_rows() -> list[Row]:
     """Three requests that ended at tails 5, 17 and 5; KL of item i at tail t is i + t / 100."""
     rows = [row("native", i) for i in range(3)]
     for tail in TAILS:
-        for route in ("translated", *CONTROLS):
+        for route in ("translated", *controls()):
             rows += [
                 row(named(route, tail), i, tail, kl=i + tail / 100, loss=2.0 + i + tail / 100)
                 for i in range(3)
@@ -82,7 +88,7 @@ def test_each_request_is_paired_with_the_translation_at_its_own_tail() -> None:
     assert found["tails"] == {"5": {"n": 2, "accepted": 1}, "17": {"n": 1, "accepted": 1}}
     made, not_run = all_contrasts({"continuation": table})
     over = {c.against: c.difference.estimate for c in made if c.condition == "gated"}
-    assert set(over) == {"translated_own_tail", *(f"{route}_own_tail" for route in CONTROLS)}
+    assert set(over) == {"translated_own_tail", *(f"{route}_own_tail" for route in controls())}
     assert over["translated_own_tail"] == pytest.approx((2.05 + 3.17 + 4.05) / 3 - 1)
     assert not [lack for lack in not_run if lack[1] == "gated"]
 
@@ -297,7 +303,7 @@ def test_one_rung_gives_the_rows_that_a_bridge_gives(calibrated: Calibrated) -> 
             assert replace(a, ttft_ms=None) == replace(b, ttft_ms=None)
     assert calibrated.setup(whole).tails == TAILS
     assert pair_digest(calibrated.setup(whole)) != pair_digest(setup), "other rungs, other run"
-    assert {named("token_only", t) for t in TAILS} <= set(calibrated.setup(whole).defaults())
+    assert {named("token_only", t) for t in TAILS} <= set(defaults(calibrated.setup(whole)))
 
 
 def test_a_refusal_for_cost_names_the_rung_that_was_tried(

@@ -14,9 +14,9 @@ from kvbridge.errors import CorruptFile, EvalError, UsageError
 from kvbridge.eval.screen import fleet as screening
 from kvbridge.eval.screen.data import FleetData, screen_data
 from kvbridge.eval.screen.fleet import PREDICTORS, ScreenConfig, predictors, screen
-from kvbridge.eval.tasks import TASKS
+from kvbridge.eval.tasks import TASKS, kind_of
 from kvbridge.eval.tasks.continuation import Continuation
-from kvbridge.eval.tasks.items import RawItem, kind_of
+from kvbridge.eval.tasks.items import RawItem
 from kvbridge.fitting.data import Document, split_of
 from tests.fitting.pairs import documents, receiver, sender
 from tests.models import random_texts

@@ -22,8 +22,7 @@ from kvbridge.eval.screen.verdicts import (
     screening_table,
     size,
 )
-from kvbridge.eval.statistics.bootstrap import RESOLVED
-from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.statistics.bootstrap import RESOLVED, NotShown
 
 MakeRows = Callable[..., list[Row]]
 
@@ -140,18 +139,18 @@ def test_correlations_are_scipy_s_and_corrected() -> None:
     assert [good["p_holm"], noise["p_holm"]] == pytest.approx(
         multipletests(raw, method="holm")[1], rel=1e-5
     )
-    assert isinstance(found["flat"], Refused)
+    assert isinstance(found["flat"], NotShown)
 
 
 def test_nine_pairs_are_too_few_to_speak_of_a_correlation() -> None:
     few = correlations({"x": np.arange(9.0)}, np.arange(9.0))
-    assert isinstance(few, Refused)
+    assert isinstance(few, NotShown)
     assert "9 pairs, correlations need 10" in few.because
     with_nan = np.r_[np.arange(11.0), np.nan]
     with_nan[:3] = np.nan
     patchy = correlations({"x": with_nan}, np.arange(12.0))
     assert isinstance(patchy, dict)
-    assert isinstance(patchy["x"], Refused)
+    assert isinstance(patchy["x"], NotShown)
     with pytest.raises(EvalError, match="3 values for 12 pairs"):
         correlations({"x": [1.0, 2.0, 3.0]}, np.arange(12.0))
 

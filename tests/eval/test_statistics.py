@@ -13,16 +13,22 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.statistics import figures as ours
-from kvbridge.eval.statistics.bootstrap import Interval
-from kvbridge.eval.statistics.figures import Refused
+from kvbridge.eval.statistics.bootstrap import Interval, NotShown
+from kvbridge.eval.statistics.means import difference, mean, proportion, wilson
+from kvbridge.eval.statistics.outcomes import (
+    holm,
+    identity,
+    items_for_half_width,
+    mcnemar_exact,
+)
+from kvbridge.eval.statistics.ratios import floor_normalised, gap_recovered, recovery, retention
 
 answers = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)), min_size=1, max_size=60
 )
 
 
-def known(found: Interval | Refused) -> Interval:
+def known(found: Interval | NotShown) -> Interval:
     assert isinstance(found, Interval), found
     return found
 
@@ -43,7 +49,7 @@ CLUSTERS = [f"d{i // 4}" for i in range(200)]
 @given(answers)
 def test_the_identity_holds_exactly(found: list[tuple[int, int, int]]) -> None:
     t, s, documents = columns(found)
-    parts = ours.identity(t, s, documents)
+    parts = identity(t, s, documents)
     n, wrong = len(t), sum(1 - x for x in s)
     assert parts.sender_wrong == wrong
     difference = Fraction(sum(t), n) - Fraction(sum(s), n)
@@ -62,15 +68,15 @@ def test_the_identity_holds_exactly(found: list[tuple[int, int, int]]) -> None:
 def test_permuting_items_changes_nothing(found: list[tuple[int, int, int]], random) -> None:
     shuffled = list(found)
     random.shuffle(shuffled)
-    assert repr(ours.identity(*columns(found))) == repr(ours.identity(*columns(shuffled)))
+    assert repr(identity(*columns(found))) == repr(identity(*columns(shuffled)))
 
 
 def test_identity_without_a_wrong_or_a_right_sender() -> None:
-    parts = ours.identity([1, 0], [1, 1], ["a", "b"])
-    assert isinstance(parts.gain_given_wrong, Refused)
+    parts = identity([1, 0], [1, 1], ["a", "b"])
+    assert isinstance(parts.gain_given_wrong, NotShown)
     assert "wrong" in parts.gain_given_wrong.because
-    parts = ours.identity([1, 0], [0, 0], ["a", "b"])
-    assert isinstance(parts.harm_given_right, Refused)
+    parts = identity([1, 0], [0, 0], ["a", "b"])
+    assert isinstance(parts.harm_given_right, NotShown)
     assert "right" in parts.harm_given_right.because
 
 
@@ -79,7 +85,7 @@ def test_identity_without_a_wrong_or_a_right_sender() -> None:
 def test_mcnemar_is_that_of_statsmodels(b: int, c: int, both: int) -> None:
     first = [1] * b + [0] * c + [1] * both + [0]
     second = [0] * b + [1] * c + [1] * both + [0]
-    found = ours.mcnemar_exact(first, second)
+    found = mcnemar_exact(first, second)
     assert (found.only_first, found.only_second) == (b, c)
     if b + c:
         assert found.p == pytest.approx(
@@ -93,7 +99,7 @@ def test_mcnemar_is_that_of_statsmodels(b: int, c: int, both: int) -> None:
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_wilson_is_that_of_statsmodels_and_scipy(trials: int, share: float) -> None:
     successes = round(trials * share)
-    found = ours.wilson(successes, trials)
+    found = wilson(successes, trials)
     assert found == pytest.approx(proportion_confint(successes, trials, method="wilson"), abs=1e-12)
     theirs = stats.binomtest(successes, trials).proportion_ci(method="wilson")
     assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
@@ -103,13 +109,13 @@ def test_wilson_is_that_of_statsmodels_and_scipy(trials: int, share: float) -> N
 def test_holm_is_that_of_statsmodels(count: int) -> None:
     """Few calls: multipletests collects garbage each time, which takes longer than everything else here."""
     p = np.random.default_rng(count).beta(0.3, 2, count).round(3)
-    np.testing.assert_allclose(ours.holm(p), multipletests(p, method="holm")[1], atol=1e-15)
+    np.testing.assert_allclose(holm(p), multipletests(p, method="holm")[1], atol=1e-15)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_holm_rejects_what_stepping_down_by_hand_rejects(p: list[float]) -> None:
-    adjusted = ours.holm(p)
+    adjusted = holm(p)
     for level in (0.01, 0.05, 0.3):
         rejected = set()
         for step, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
@@ -129,8 +135,8 @@ def test_recovery_of_native_is_one_and_of_no_context_zero(
     native, floor = rng.uniform(50, 90, n), rng.uniform(100, 180, n)
     clusters = [f"d{i % documents}" for i in range(n)]
     top, bottom = (
-        ours.recovery(native, native, floor, clusters),
-        ours.recovery(floor, native, floor, clusters),
+        recovery(native, native, floor, clusters),
+        recovery(floor, native, floor, clusters),
     )
     assert isinstance(top, Interval)
     assert isinstance(bottom, Interval)
@@ -139,107 +145,107 @@ def test_recovery_of_native_is_one_and_of_no_context_zero(
 
 
 def test_recovery_is_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
-    found = known(ours.recovery([60.0, 11.0], [50.0, 10.0], [100.0, 12.0], ["a", "b"]))
+    found = known(recovery([60.0, 11.0], [50.0, 10.0], [100.0, 12.0], ["a", "b"]))
     assert found.estimate == pytest.approx((40 + 1) / (50 + 2))
 
 
 def test_recovery_is_refused_where_context_does_not_help() -> None:
     rng = np.random.default_rng(0)
     native, floor = rng.normal(100, 10, 200), rng.normal(100, 10, 200)
-    found = ours.recovery(native, native, floor, CLUSTERS)
-    assert isinstance(found, Refused)
+    found = recovery(native, native, floor, CLUSTERS)
+    assert isinstance(found, NotShown)
     assert "context does not help" in found.because
-    assert isinstance(ours.recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"]), Refused)
-    worse = ours.recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"])
-    assert isinstance(worse, Refused)
+    assert isinstance(recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"]), NotShown)
+    worse = recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"])
+    assert isinstance(worse, NotShown)
 
 
 def test_retention_and_its_floor() -> None:
     d, t = np.ones(200), binary(0.8, 200, 1)
-    assert known(ours.retention(t, d, CLUSTERS)).estimate == pytest.approx(t.mean())
-    floored = known(ours.floor_normalised(t, d, np.full(200, 0.25), CLUSTERS))
+    assert known(retention(t, d, CLUSTERS)).estimate == pytest.approx(t.mean())
+    floored = known(floor_normalised(t, d, np.full(200, 0.25), CLUSTERS))
     assert floored.estimate == pytest.approx((t.mean() - 0.25) / 0.75)
-    none = ours.retention(t, np.zeros(200), CLUSTERS)
-    assert isinstance(none, Refused)
+    none = retention(t, np.zeros(200), CLUSTERS)
+    assert isinstance(none, NotShown)
     assert "scores 0" in none.because
 
 
 def test_floor_normalised_is_refused_for_a_receiver_at_chance() -> None:
-    found = ours.floor_normalised(
+    found = floor_normalised(
         binary(0.25, 200, 1), binary(0.25, 200, 2), np.full(200, 0.25), CLUSTERS
     )
-    assert isinstance(found, Refused)
+    assert isinstance(found, NotShown)
     assert "not above chance" in found.because
 
 
 def test_share_of_the_gap() -> None:
     s, d = binary(0.3, 200, 1), np.maximum(binary(0.3, 200, 1), binary(0.8, 200, 2))
     g = np.where(np.arange(200) % 2 == 0, d, s)
-    found = ours.gap_recovered(s, d, g, CLUSTERS)
+    found = gap_recovered(s, d, g, CLUSTERS)
     assert isinstance(found, Interval)
     assert found.estimate == pytest.approx((g.sum() - s.sum()) / (d.sum() - s.sum()))
-    whole = known(ours.gap_recovered(s, d, d, CLUSTERS))
+    whole = known(gap_recovered(s, d, d, CLUSTERS))
     assert (whole.estimate, whole.known) == (1.0, False)
 
 
 def test_the_share_of_a_gap_that_may_not_exist_is_refused_with_the_interval() -> None:
     s = binary(0.6, 200, 1)
     d = binary(0.62, 200, 2)
-    found = ours.gap_recovered(s, d, d, CLUSTERS)
-    assert isinstance(found, Refused)
+    found = gap_recovered(s, d, d, CLUSTERS)
+    assert isinstance(found, NotShown)
     assert "contains 0" in found.because
     assert "[" in found.because
-    below = ours.gap_recovered(np.ones(200), binary(0.5, 200, 3), s, CLUSTERS)
-    assert isinstance(below, Refused)
+    below = gap_recovered(np.ones(200), binary(0.5, 200, 3), s, CLUSTERS)
+    assert isinstance(below, NotShown)
     assert "no gap to recover" in below.because
-    alone = ours.gap_recovered([0.0], [1.0], [1.0], ["d"])
-    assert isinstance(alone, Refused)
+    alone = gap_recovered([0.0], [1.0], [1.0], ["d"])
+    assert isinstance(alone, NotShown)
     assert "too few documents" in alone.because
 
 
 def test_a_share_stays_in_its_range_and_falls_back_to_wilson() -> None:
     values = np.ones(200)
-    found = ours.proportion(values, CLUSTERS)
-    assert (found.low, found.high) == ours.wilson(50, 50)
+    found = proportion(values, CLUSTERS)
+    assert (found.low, found.high) == wilson(50, 50)
     nearly = values.copy()
     nearly[[0, 40, 90]] = 0
-    found = ours.proportion(nearly, CLUSTERS)
+    found = proportion(nearly, CLUSTERS)
     assert 0.9 < found.low < found.estimate < found.high <= 1.0
 
 
 def test_a_share_whose_interval_would_pass_one_is_cut() -> None:
     values, clusters = np.ones(60), [f"d{i // 3}" for i in range(60)]
     values[0] = 0
-    assert ours.mean(values, clusters).high > 1
-    assert ours.proportion(values, clusters).high == 1.0
-    conditional = ours.identity(values, np.zeros(60), clusters).gain_given_wrong
+    assert mean(values, clusters).high > 1
+    assert proportion(values, clusters).high == 1.0
+    conditional = identity(values, np.zeros(60), clusters).gain_given_wrong
     assert known(conditional).high == 1.0
 
 
 def test_the_difference_is_that_of_the_means() -> None:
     a, b = binary(0.7, 200, 1), binary(0.5, 200, 2)
-    found = ours.difference(a, b, CLUSTERS)
+    found = difference(a, b, CLUSTERS)
     assert found.estimate == pytest.approx(a.mean() - b.mean())
-    mirrored = ours.difference(b, a, CLUSTERS)
+    mirrored = difference(b, a, CLUSTERS)
     assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low), abs=0.01)
 
 
 def test_items_needed_for_two_points() -> None:
-    assert ours.items_for_half_width(Interval(0.1, 0.06, 0.14), 500) == 2000
-    assert ours.items_for_half_width(Interval(0.1, math.nan, math.nan), 500) is None
+    assert items_for_half_width(Interval(0.1, 0.06, 0.14), 500) == 2000
+    assert items_for_half_width(Interval(0.1, math.nan, math.nan), 500) is None
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: ours.identity([0, 2], [0, 1], ["a", "b"]), "t must hold 0 or 1"),
-        (lambda: ours.identity([0, math.nan], [0, 1], ["a", "b"]), "t must hold 0 or 1"),
-        (lambda: ours.mcnemar_exact([0, 1], [0, -1]), "second must hold 0 or 1"),
-        (lambda: ours.proportion([1.5, 0], ["a", "b"]), r"must lie in \[0, 1\]"),
-        (lambda: ours.mean([], []), "no items"),
-        (lambda: ours.wilson(5, 0), "trials > 0"),
-        (lambda: ours.wilson(6, 5), "successes ≤ trials"),
-        (lambda: ours.holm([0.1, math.nan]), "p-values must lie"),
+        (lambda: identity([0, 2], [0, 1], ["a", "b"]), "t must hold 0 or 1"),
+        (lambda: identity([0, math.nan], [0, 1], ["a", "b"]), "t must hold 0 or 1"),
+        (lambda: mcnemar_exact([0, 1], [0, -1]), "second must hold 0 or 1"),
+        (lambda: proportion([1.5, 0], ["a", "b"]), r"must lie in \[0, 1\]"),
+        (lambda: mean([], []), "no items"),
+        (lambda: wilson(5, 0), "trials > 0"),
+        (lambda: wilson(6, 5), "successes ≤ trials"),
+        (lambda: holm([0.1, math.nan]), "p-values must lie"),
     ],
 )
 def test_bad_input_is_refused(call, words: str) -> None:
@@ -252,7 +258,7 @@ def test_differences_without_spread_get_the_bound_of_the_sign_test(documents: in
     names = [f"d{i // 3}" for i in range(3 * documents)]
     ones, zeros = np.ones(3 * documents), np.zeros(3 * documents)
     won, lost, equal = (
-        ours.difference(a, b, names) for a, b in ((ones, zeros), (zeros, ones), (ones, ones))
+        difference(a, b, names) for a, b in ((ones, zeros), (zeros, ones), (ones, ones))
     )
     assert won.p == lost.p == stats.binomtest(documents, documents).pvalue
     assert (won.low > 0) == (won.p < 0.05)
@@ -261,22 +267,20 @@ def test_differences_without_spread_get_the_bound_of_the_sign_test(documents: in
     assert (won.low, won.high) == pytest.approx((2 * exact.low - 1, 1.0))
     assert equal.p == 1.0
     assert -equal.low == equal.high == pytest.approx(1 - exact.low)
-    assert all(
-        ours.items_for_half_width(found, 3 * documents) is None for found in (won, lost, equal)
-    )
+    assert all(items_for_half_width(found, 3 * documents) is None for found in (won, lost, equal))
 
 
 def test_losses_without_spread_have_no_interval() -> None:
-    found = ours.difference(np.full(12, 1.5), np.ones(12), [f"d{i}" for i in range(12)])
+    found = difference(np.full(12, 1.5), np.ones(12), [f"d{i}" for i in range(12)])
     assert not found.known
     assert found.p == 2 * 0.5**12
-    kept = known(ours.retention(np.full(12, 0.5), np.ones(12), [f"d{i}" for i in range(12)]))
+    kept = known(retention(np.full(12, 0.5), np.ones(12), [f"d{i}" for i in range(12)]))
     assert kept.estimate == 0.5
     assert not kept.known
 
 
 def test_parts_of_documents_won_alike_are_bounded_over_documents() -> None:
     values, names = np.tile([1.0, 0.0], 20), [f"d{i // 2}" for i in range(40)]
-    found = ours.difference(values, np.zeros(40), names)
+    found = difference(values, np.zeros(40), names)
     assert found.estimate == 0.5
     assert -0.1 < found.low < 0.5 < found.high < 1

@@ -8,7 +8,7 @@ import pytest
 
 from kvbridge.eval.report.summary import summarise
 from kvbridge.eval.run.rows import Row
-from kvbridge.eval.statistics.verdict import VERDICTS, Rules
+from kvbridge.eval.statistics.verdict import PAIR_VERDICTS, Rules
 
 MakeRows = Callable[..., list[Row]]
 
@@ -17,7 +17,7 @@ GOOD_RECALL = {"translated": 0.84}
 
 
 def test_the_four_verdicts_are_those_of_the_design() -> None:
-    assert VERDICTS == ("translate", "translate behind the gate", "cascade instead", "prefill")
+    assert PAIR_VERDICTS == ("translate", "translate behind the gate", "cascade instead", "prefill")
 
 
 def test_translate(rows_of: MakeRows) -> None:
