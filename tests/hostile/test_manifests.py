@@ -53,6 +53,7 @@ BAD_MANIFESTS = {
     },
     **{f"weights_bytes {n!r}": set_at("weights_bytes", value=n) for n in (0, 5, *BAD_NUMBERS)},
     **{f"parameters {n!r}": set_at("parameters", value=n) for n in (0, *BAD_NUMBERS)},
+    "one parameter more": lambda body: body.update(parameters=body["parameters"] + 1),
     **{
         f"{name} of another kind": set_at(name, value=7)
         for name in (
