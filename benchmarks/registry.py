@@ -26,7 +26,7 @@ import typer
 
 from kvbridge.cli.ending import run_to_the_end
 from kvbridge.files import folder_digest, sums_of, sync_folder
-from kvbridge.format import SUMS
+from kvbridge.format import REF_SUFFIX, SUMS, TRANSLATOR
 from kvbridge.registry.store import LocalStore
 from kvbridge.registry.store.refs import Ref
 from tests.registry import assets
@@ -46,19 +46,19 @@ def list_ms(folder: Path) -> dict[str, float]:
     ones."""
     store = LocalStore(folder / "many")
     store.publish(assets.build(folder / "one"))
-    weights = (folder / "one" / "weights.safetensors").read_bytes()
+    weights = (folder / "one" / TRANSLATOR.tensors).read_bytes()
     for index in range(PAIRS - 1):
         sender = assets.geometry(f"org/sender-{index}")
-        files = {**assets.files(sender, seed=0), "weights.safetensors": weights}
+        files = {**assets.files(sender, seed=0), TRANSLATOR.tensors: weights}
         digest = folder_digest(files)
         target = store.home / "objects" / digest
         target.mkdir()
-        for name in ("manifest.json", "README.md", "weights.safetensors"):
+        for name in TRANSLATOR.required:
             (target / name).write_bytes(files[name])
         (target / SUMS).write_bytes(sums_of({name: "0" * 64 for name in files}))
         label = f"org/sender-{index}..org/receiver"
         ref = Ref("translator", (sender.digest, "r"), "main", digest, label=label)
-        (store.home / "refs" / f"{ref.key}.json").write_bytes(ref.to_bytes())
+        (store.home / "refs" / f"{ref.key}{REF_SUFFIX}").write_bytes(ref.to_bytes())
     first = seconds(store.entries)
     time.sleep(2.5)
     seconds(store.entries)
@@ -96,7 +96,7 @@ def publish_ratio(folder: Path, megabytes: int, runs: int) -> dict[str, object]:
                 os.fsync(file.fileno())
         sync_folder(target)
 
-    hashed = min(seconds(lambda: hashlib.sha256(data["weights.safetensors"])) for _ in range(3))
+    hashed = min(seconds(lambda: hashlib.sha256(data[TRANSLATOR.tensors])) for _ in range(3))
     for _ in range(runs):
         plain.append(seconds(write))
         shutil.rmtree(folder / "plain")

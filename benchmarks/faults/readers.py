@@ -11,7 +11,7 @@ from pathlib import Path
 from kvbridge.codec import parse_json
 from kvbridge.errors import KVBridgeError
 from kvbridge.files import parse_sums
-from kvbridge.format import CALIBRATION, CONTROL_SET, MAX_ASSET_TENSORS
+from kvbridge.format import CALIBRATION, CONTROL_SET, MAX_ASSET_TENSORS, TRANSLATOR
 from kvbridge.headers import read_safetensors_header
 from kvbridge.registry.store.finite import FiniteScan
 from kvbridge.registry.store.records import record_of
@@ -85,13 +85,13 @@ def seeds(folder: Path) -> None:
     }
     ref = Ref("translator", (digest, digest), "main", digest, 1, "org/pair@main", "a/s..a/r")
     corpus = [
-        (0, files["manifest.json"]),
+        (0, files[TRANSLATOR.description]),
         (0, b"\1" + json.dumps(bound).encode()),
         (
             0,
             b"\2" + json.dumps({"schema": CALIBRATION.schema, "translator": digest}).encode(),
         ),
-        (1, files["weights.safetensors"]),
+        (1, files[TRANSLATOR.tensors]),
         (1, (8 + 2).to_bytes(8, "little") + b"{}        "),
         (2, f"{digest}  manifest.json\n{digest}  weights.safetensors\n".encode()),
         (3, ref.to_bytes()),
