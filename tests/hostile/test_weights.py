@@ -3,14 +3,18 @@ memory."""
 
 from __future__ import annotations
 
+import io
+import json
 import struct
 from typing import Any
 
 import pytest
 import torch
 
+from kvbridge.errors import CorruptFile
 from kvbridge.files import file_digest, sums_of
 from kvbridge.format import SUMS
+from kvbridge.headers import Header, read_safetensors_header
 from tests.hostile.forge import (
     WEIGHTS,
     forge_weights,
@@ -262,3 +266,19 @@ def test_directions_without_a_length_are_refused(asset, value):
 
     forge_weights(asset, change)
     assert "leverage.v.directions" in refused(asset)
+
+
+def test_ranges_that_do_not_hold_their_shapes_are_refused_by_the_header_alone():
+    def read(first: list[int], second: list[int]) -> Header:
+        said = {
+            name: {"dtype": "F32", "shape": [2], "data_offsets": offsets}
+            for name, offsets in (("a", first), ("b", second))
+        }
+        raw = json.dumps(said).encode()
+        data = len(raw).to_bytes(8, "little") + raw + b"\0" * 16
+        return read_safetensors_header(io.BytesIO(data), len(data), "file", max_tensors=2)
+
+    assert read([0, 8], [8, 16]).tensors["b"] == ("F32", (2,), (8, 16))
+    for first, second in (([0, 4], [4, 16]), ([0, 16], [16, 16]), ([8, 0], [0, 16])):
+        with pytest.raises(CorruptFile, match="do not hold F32"):
+            read(first, second)
