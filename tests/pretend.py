@@ -1,8 +1,10 @@
-"""A device that is not there: CPU tensors marked as its own, and an error wherever marked and unmarked ones meet.
+"""A device that is not there: CPU tensors marked as its own, and an error wherever marked and
+unmarked ones meet.
 
-What runs under `Pretend` gives the same numbers as ever; only what a real accelerator refuses is refused: operations over
-tensors of both kinds (a CPU index into a marked tensor, a copy, and tensors without dimensions are allowed, as there), and
-numpy. It says nothing of kernels, precision or memory.
+What runs under `Pretend` gives the same numbers as ever; only what a real accelerator refuses is
+refused: operations over tensors of both kinds (a CPU index into a marked tensor, a copy, and
+tensors without dimensions are allowed, as there), and numpy. It says nothing of kernels, precision
+or memory.
 """
 
 from __future__ import annotations
@@ -126,15 +128,15 @@ class Pretend(TorchFunctionMode):
         dtype = next((v for v in given if isinstance(v, torch.dtype)), None)
         dtype = next((v.dtype for v in given if isinstance(v, Tensor)), dtype)
         with torch._C.DisableTorchFunction():
-            found = tensor if dtype is None else tensor.to(dtype)
-            if found is tensor and there != marked(tensor):
-                found = tensor.clone()
-        return mark(found, there) if found is not tensor else tensor
+            moved = tensor if dtype is None else tensor.to(dtype)
+            if moved is tensor and there != marked(tensor):
+                moved = tensor.clone()
+        return mark(moved, there) if moved is not tensor else tensor
 
     def _check(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = list(_tensors((args, kwargs)))
-        here = [t for t in found if not marked(t) and t.dim() > 0]
-        if not any(map(marked, found)) or not here or name in APART:
+        tensors = list(_tensors((args, kwargs)))
+        here = [t for t in tensors if not marked(t) and t.dim() > 0]
+        if not any(map(marked, tensors)) or not here or name in APART:
             return
         if name == "__getitem__" and marked(args[0]):
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,6 +10,7 @@ from kvbridge.format import MAX_RUNGS
 from kvbridge.gates.decide.guarantee import check_levels
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS
+from kvbridge.geometry import hash_draw
 from kvbridge.handoff.plan import RepairPlan
 
 CALIBRATION_SPLITS = {"statistics": 0.1, "score": 0.3, "thresholds": 0.4, "report": 0.2}
@@ -65,8 +65,8 @@ class GateConfig:
 
 def split_of(document: str) -> str:
     """The split a document is in, drawn by a hash of its name: the same on every machine."""
-    name = b"gate/" + document.encode("utf-8", "surrogatepass")
-    draw = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") / 2**64
+    # Another draw than a fit's, which is of the name alone: the two need not agree in anything.
+    draw = hash_draw(f"gate/{document}")
     for split, share in CALIBRATION_SPLITS.items():
         draw -= share
         if draw < 0:

@@ -1,4 +1,5 @@
-"""An accelerator must give what the CPU gives. Skipped without one; KVBRIDGE_TEST_DEVICE names another device.
+"""An accelerator must give what the CPU gives. Skipped without one; KVBRIDGE_TEST_DEVICE names
+another device.
 
 pytest tests/device -s      # prints tokens per second of the fit, not compared with anything
 """
@@ -35,7 +36,10 @@ CONFIG: dict[str, Any] = {
     "cosine_documents": 2,
 }
 GATE_PLAN = RepairPlan(tail=17)
-TEXT = "Remember this: Harriet is in the garden. Emma is in the church. Jane has the letter. Where is Harriet? In the"
+TEXT = (
+    "Remember this: Harriet is in the garden. Emma is in the church. "
+    "Jane has the letter. Where is Harriet? In the"
+)
 
 
 @cache
@@ -47,10 +51,11 @@ def model(name: str, device: str) -> kvbridge.Model:
 def documents() -> tuple[Any, ...]:
     """Some texts of each split."""
     kept = {"train": 60, "validation": 12, "test": 6}
-    found = list(read_documents(str(demo.texts("train").parent)))
-    return tuple(
-        d for split, count in kept.items() for d in [x for x in found if x.split == split][:count]
-    )
+    texts = list(read_documents(str(demo.texts("train").parent)))
+    chosen: list[Any] = []
+    for split, count in kept.items():
+        chosen += [document for document in texts if document.split == split][:count]
+    return tuple(chosen)
 
 
 @cache
@@ -73,13 +78,14 @@ def bridge(device: str) -> Bridge:
     "changes", [{}, {"one_at_a_time": True}, {"precision": "float64"}], ids=["both", "one", "fp64"]
 )
 def test_a_fit_scores_as_on_the_cpu(changes):
-    found, expected = fitted(DEVICE, **changes), fitted("cpu", **changes)
+    there, expected = fitted(DEVICE, **changes), fitted("cpu", **changes)
     for key, r2 in expected.scores.r2.items():
         torch.testing.assert_close(
-            found.scores.r2[key].cpu(), r2.cpu(), atol=2e-3, rtol=0, equal_nan=True
+            there.scores.r2[key].cpu(), r2.cpu(), atol=2e-3, rtol=0, equal_nan=True
         )
     print(
-        f"{DEVICE}: {found.timings['sender_tokens_per_s']:.0f} sender tokens/s, {found.timings['total_s']:.1f} s"
+        f"{DEVICE}: {there.timings['sender_tokens_per_s']:.0f} sender tokens/s, "
+        f"{there.timings['total_s']:.1f} s"
     )
 
 
@@ -92,17 +98,17 @@ def test_moving_models_for_a_fit_leaves_them_as_they_were():
 def test_a_handoff_gives_the_cpus_tokens():
     texts = [TEXT, TEXT[:60]]
     for text in texts:
-        found, expected = (
+        there, expected = (
             bridge(d).handoff(
                 kvbridge.capture(model("sender", d), text), text, repair=RepairPlan(tail=8)
             )
             for d in (DEVICE, "cpu")
         )
-        assert found.decision == expected.decision
-        assert found.provenance.spans == expected.provenance.spans
-        for ours, theirs in zip(found.layers, expected.layers, strict=True):
-            for name, tensor in theirs.items():
-                torch.testing.assert_close(ours[name].cpu(), tensor, atol=5e-2, rtol=5e-2)
+        assert there.decision == expected.decision
+        assert there.provenance.spans == expected.provenance.spans
+        for layer, expected_layer in zip(there.layers, expected.layers, strict=True):
+            for name, tensor in expected_layer.items():
+                torch.testing.assert_close(layer[name].cpu(), tensor, atol=5e-2, rtol=5e-2)
 
 
 def test_the_same_model_is_exact_and_a_refusal_is_dense():
@@ -135,7 +141,8 @@ def test_an_asset_fitted_there_serves_here(tmp_path: Path):
 
 @cache
 def judged(device: str, folder: Path) -> Any:
-    """A gate's statistics and every signal of a few requests, read on a device; the asset is the CPU's."""
+    """A gate's statistics and every signal of a few requests, read on a device; the asset is the
+    CPU's."""
     if not folder.exists():
         kvbridge.save_asset(fitted("cpu"), folder)
     asset = kvbridge.load_asset(folder)
@@ -151,9 +158,9 @@ def judged(device: str, folder: Path) -> Any:
 
 def test_a_gate_reads_what_it_reads_on_the_cpu(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "judged"
-    extras, found = judged(DEVICE, folder)
+    extras, there = judged(DEVICE, folder)
     expected_extras, expected = judged("cpu", folder)
-    assert len(found) == len(expected) > 3
+    assert len(there) == len(expected) > 3
     for stream, centre in expected_extras.centre.items():
         torch.testing.assert_close(extras.centre[stream], centre, atol=5e-2, rtol=5e-2)
     for half, other in zip(extras.halves, expected_extras.halves, strict=True):
@@ -161,11 +168,9 @@ def test_a_gate_reads_what_it_reads_on_the_cpu(tmp_path_factory):
     checks = {
         c for name in ("sender_first", "sender_early", "sender_tail") for c in SIGNALS[name].columns
     }
-    for (ours, outcome), (theirs, known) in zip(found, expected, strict=True):
-        for column, value in theirs.items():
-            assert ours[column] == pytest.approx(value, abs=0.3 if column in checks else 0.1), (
-                column
-            )
+    for (row, outcome), (expected_row, known) in zip(there, expected, strict=True):
+        for column, value in expected_row.items():
+            assert row[column] == pytest.approx(value, abs=0.3 if column in checks else 0.1), column
         assert outcome.kl == pytest.approx(known.kl, abs=5e-2)
 
 

@@ -63,7 +63,8 @@ def files(
     dtype: Any = np.float32,
     change: Any = None,
 ) -> dict[str, bytes]:
-    """Name → bytes of a translator asset; `change(body)` may alter the manifest before it is written."""
+    """Name → bytes of a translator asset; `change(body)` may alter the manifest before it is
+    written."""
     sender, receiver = (
         sender or geometry("org/sender"),
         receiver or geometry("org/receiver", width=6),
@@ -154,13 +155,14 @@ def calibration(
     change: Any = None,
     binding: str | None = None,
 ) -> Path:
-    """Writes what binds a calibration to an asset made with the default geometries; not what a gate could load."""
-    ours, theirs = geometry("org/sender"), geometry("org/receiver", width=6)
+    """Writes what binds a calibration to an asset made with the default geometries; not what a gate
+    could load."""
+    sender, receiver = geometry("org/sender"), geometry("org/receiver", width=6)
     body = {
         "schema": CALIBRATION.schema,
         "translator": translator,
-        "sender": ours.digest,
-        "receiver": theirs.digest,
+        "sender": sender.digest,
+        "receiver": receiver.digest,
         **(change or {}),
     }
     tensors = {"factor": np.ones((2, 3), np.float32)} if tensors is None else tensors

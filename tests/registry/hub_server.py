@@ -1,6 +1,8 @@
-"""A Hub on the loopback: enough of its API for commits, tags, listings and downloads. Content lives in memory.
+"""A Hub on the loopback: enough of its API for commits, tags, listings and downloads. Content lives
+in memory.
 
-`python -m tests.registry.hub_server PORT_FILE` serves until killed and writes its port to that file.
+`python -m tests.registry.hub_server PORT_FILE` serves until killed and writes its port to that
+file.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Repo:
 
 
 class State:
-    """What a server holds and saw. `lfs` makes it ask for weights over the LFS path; `cut` breaks off downloads."""
+    """What a server holds and saw. `lfs` makes it ask for weights over the LFS path; `cut` breaks
+    off downloads."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}

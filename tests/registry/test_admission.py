@@ -163,11 +163,11 @@ def test_finiteness_of_bfloat16_across_any_chunks():
     }.items():
         bad = good[:spot] + pattern + good[spot + len(pattern) :]
         for chunk in (1, 2, 3, 5, 16, 99):
-            for data, found in ((good, False), (bad, True)):
+            for data, expected in ((good, False), (bad, True)):
                 scan = FiniteScan(head)
                 for start in range(0, len(data), chunk):
                     scan.update(data[start : start + chunk])
-                assert (scan.bad is not None) == found
+                assert (scan.bad is not None) == expected
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "pipe", "dangling"])
@@ -304,7 +304,11 @@ COSTLY = {
 MEASURE = """
 import pathlib, re, sys
 from kvbridge.codec import parse_json
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) << 10
+
+def peak():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) << 10
+
 raw = pathlib.Path(sys.argv[1]).read_bytes()
 before = peak()
 parse_json(raw, "x")
@@ -315,7 +319,8 @@ print(peak() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("sort", COSTLY)
 def test_reading_json_stays_within_twice_the_declared_memory(tmp_path, sort):
-    """The costliest documents of the largest size: one object of a million keys, text of four bytes a character."""
+    """The costliest documents of the largest size: one object of a million keys, text of four bytes
+    a character."""
     (tmp_path / "raw").write_bytes(COSTLY[sort]())
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "raw")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -365,8 +370,8 @@ def test_a_calibration_is_bound_and_its_gate_is_checked(store, asset, tmp_path):
     ref = store.publish(asset)
     sound = assets.calibration(tmp_path / "sound", ref.digest)
     assert store.attached(ref.digest, "calibration") is None
-    found = store.attach(sound)
-    assert store.attached(ref.digest, "calibration") == store.path(found.digest)
+    attached = store.attach(sound)
+    assert store.attached(ref.digest, "calibration") == store.path(attached.digest)
     for name, match, options in (
         ("nan", "NaN", {"tensors": {"factor": np.full(2, np.nan, np.float32)}}),
         ("integers", "floating-point", {"tensors": {"factor": np.ones(2, np.int32)}}),

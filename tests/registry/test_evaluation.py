@@ -1,4 +1,5 @@
-"""The table of an evaluation on a repository's card: of this very translator, with its controls, the asset untouched."""
+"""The table of an evaluation on a repository's card: of this very translator, with its controls,
+the asset untouched."""
 
 from __future__ import annotations
 
