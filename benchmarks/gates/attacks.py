@@ -12,14 +12,16 @@ import torch
 
 from kvbridge.cache.prefill import capture
 from kvbridge.cache.snapshot import KVSnapshot
-from kvbridge.gates.calibrate.passing import Request
+from kvbridge.gates.calibrate.passing import CalibrationPrompt
 from kvbridge.model.model import Model
 
-Wrong = Callable[[Request, KVSnapshot, Random, Model], KVSnapshot]
+Wrong = Callable[[CalibrationPrompt, KVSnapshot, Random, Model], KVSnapshot]
 SINKS = 5
 
 
-def wrong_document(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def wrong_document(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """Another document's cache."""
     del rng, sender
     count = len(request.snapshot)
@@ -28,7 +30,9 @@ def wrong_document(request: Request, donor: KVSnapshot, rng: Random, sender: Mod
     )
 
 
-def shuffled(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def shuffled(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The right rows in another order."""
     del donor, sender
     order = torch.tensor(rng.sample(range(len(request.snapshot)), len(request.snapshot)))
@@ -38,7 +42,9 @@ def shuffled(request: Request, donor: KVSnapshot, rng: Random, sender: Model) ->
     )
 
 
-def half_wrong(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def half_wrong(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The first half another document's, the second half right: as when a text was edited and its cache kept."""
     del rng, sender
     half = len(request.snapshot) // 2
@@ -49,7 +55,9 @@ def half_wrong(request: Request, donor: KVSnapshot, rng: Random, sender: Model) 
     return replace(request.snapshot, layers=layers)
 
 
-def one_token(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def one_token(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """One row of another document: the least edit there is."""
     del sender
     at = rng.randrange(SINKS, len(request.snapshot))
@@ -61,7 +69,9 @@ def one_token(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -
     return replace(request.snapshot, layers=tuple(layers))
 
 
-def late_layers(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def late_layers(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The first quarter of the layers right, the others another document's: a transfer of layer buffers that stopped."""
     del rng, sender
     count, right = len(request.snapshot), max(1, len(donor.layers) // 4)
@@ -69,7 +79,9 @@ def late_layers(request: Request, donor: KVSnapshot, rng: Random, sender: Model)
     return replace(request.snapshot, layers=(*request.snapshot.layers[:right], *late))
 
 
-def truncated(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def truncated(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The last quarter's rows are zeros: a buffer that was not filled to its end."""
     del donor, rng, sender
     keep = torch.arange(len(request.snapshot)) < len(request.snapshot) * 3 // 4
@@ -82,7 +94,9 @@ def truncated(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -
 def noisy(scale: float) -> Wrong:
     """Every row off by noise of `scale` times its size: a cache that another version of the model would give."""
 
-    def run(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+    def run(
+        request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+    ) -> KVSnapshot:
         del donor, sender
         draw = torch.Generator().manual_seed(rng.randrange(1 << 30))
         layers = tuple(
@@ -110,7 +124,9 @@ def disturbed(sender: Model) -> Model:
     return replace(sender, model=other)
 
 
-def other_model(request: Request, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def other_model(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The right text's cache, by the disturbed sender, under the sender's name."""
     del donor, rng
     found = capture(disturbed(sender), input_ids=request.snapshot.token_ids)

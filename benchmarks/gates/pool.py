@@ -27,7 +27,7 @@ from kvbridge.cache.prefill import capture
 from kvbridge.errors import KVBridgeError, UsageError
 from kvbridge.files import write_file
 from kvbridge.gates.calibrate.job import gather, read_signals
-from kvbridge.gates.calibrate.passing import Sample, Seen, requests_of, watch_requests
+from kvbridge.gates.calibrate.passing import Sample, Seen, prompts_of, watch_prompts
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry
 from kvbridge.handoff.plan import RepairPlan
@@ -39,8 +39,8 @@ ABOUT = "about.json"
 
 def record(seen: Seen, extras: Extras, case: str) -> dict[str, Any]:
     """One request: its signals, costs in FLOPs and what became of it."""
-    kind = seen.request.id.partition("/")[0]
-    row = {"id": seen.request.id, "document": seen.request.document, "kind": kind, "case": case}
+    kind = seen.prompt.id.partition("/")[0]
+    row = {"id": seen.prompt.id, "document": seen.prompt.document, "kind": kind, "case": case}
     if seen.evidence is None:
         return {**row, "refused": str(seen.refusal)}
     columns, flops = read_signals(seen.evidence, extras)
@@ -59,10 +59,10 @@ def right(
 ) -> list[dict[str, Any]]:
     """Requests of a few samples as they are, some of them on a second rung, too."""
     bridge = source.bridge
-    requests = [r for s in part for r in requests_of(s, bridge.sender, bridge.receiver)]
-    lines = [record(s, extras, "right") for s in watch_requests(bridge, requests, PLAN)]
+    requests = [r for s in part for r in prompts_of(s, bridge.sender, bridge.receiver)]
+    lines = [record(s, extras, "right") for s in watch_prompts(bridge, requests, PLAN)]
     if number % RUNG_EVERY == 0:
-        lines += [record(s, extras, "rung") for s in watch_requests(bridge, requests, RUNG)]
+        lines += [record(s, extras, "rung") for s in watch_prompts(bridge, requests, RUNG)]
     return lines
 
 
@@ -72,7 +72,7 @@ def wrong(
     """The same prompts over caches that are not theirs: another document's each, and ATTACKS for one of the batch."""
     bridge = source.bridge
     requests = [
-        r for s in part for r in requests_of(s, bridge.sender, bridge.receiver, native=False)
+        r for s in part for r in prompts_of(s, bridge.sender, bridge.receiver, native=False)
     ]
     donors = [
         capture(bridge.sender, text)
@@ -91,7 +91,7 @@ def wrong(
             (c, replace(request, snapshot=f(request, donor, Random(request.id + c), bridge.sender)))
             for c, f in cases.items()
         ]
-    seen = watch_requests(bridge, [r for _, r in tried], PLAN, outcomes=False)
+    seen = watch_prompts(bridge, [r for _, r in tried], PLAN, outcomes=False)
     return [record(s, extras, case) for (case, _), s in zip(tried, seen, strict=True)]
 
 

@@ -37,7 +37,7 @@ def gather(bridge: Bridge, samples: Iterable[Sample], plan: RepairPlan) -> Extra
     for seen in watch(bridge, samples, plan, outcomes=False):
         if seen.evidence is not None:
             reading = Reading(seen.evidence, Extras())
-            gathering.update(seen.evidence, seen.request.native, reading.sampled())
+            gathering.update(seen.evidence, seen.prompt.native, reading.sampled())
     return gathering.solve()
 
 
@@ -76,9 +76,9 @@ def read_items(
     for number, plan in enumerate(config.plans):
         told = None if progress is None else partial(_further, progress, number * prompts)
         for seen in watch(bridge, samples, plan, progress=told):
-            name = seen.request.id
-            tokens = len(seen.request.native[0]["k"]) + 1
-            about[name] = (seen.request.document, tokens)
+            name = seen.prompt.id
+            tokens = len(seen.prompt.native[0]["k"]) + 1
+            about[name] = (seen.prompt.document, tokens)
             if seen.evidence is None or seen.outcome is None:
                 attempts.setdefault(name, []).append(Attempt(None, False))
                 continue

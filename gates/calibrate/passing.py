@@ -7,7 +7,7 @@ prompts cost one capture of each model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,10 +18,12 @@ from kvbridge.cache.provenance import exact_provenance
 from kvbridge.cache.snapshot import KVSnapshot, LayerKV
 from kvbridge.gates.labels.outcomes import FOLLOWING, Outcome, Pending, compare
 from kvbridge.geometry import digest_text
+from kvbridge.handoff import stages
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.evidence import Evidence
 from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.request import Request, after
 from kvbridge.model.model import Model
 from kvbridge.model.text import Encoding
 
@@ -41,9 +43,9 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class CalibrationPrompt:
     """One prompt of a sample: the sender's snapshot, the receiver's own cache of all tokens but the
-    last, what follows."""
+    last (empty where it was not run), the last token, and what follows (`[tokens]`)."""
 
     id: str
     document: str
@@ -57,75 +59,71 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A request, what a gate would see, and what became of it. `evidence` is None where the
-    contract refused."""
+    """A prompt, what a gate would see of it, and what became of it. `evidence` is None where no gate
+    is asked: the contract refused (`refusal`), or every layer is exact."""
 
-    request: Request
+    prompt: CalibrationPrompt
     evidence: Evidence | None
     outcome: Outcome | None
     refusal: Decision | None = None
 
 
-def requests_of(
+def prompts_of(
     sample: Sample, sender: Model, receiver: Model, *, native: bool = True
-) -> list[Request]:
+) -> list[CalibrationPrompt]:
     """Prompts of a sample; ends where either tokenizer would cut the prompt otherwise are left out.
     Without `native` the receiver does not run, and no outcome can be told."""
-    ours, theirs = sender.encode(sample.text), receiver.encode(sample.text)
+    cut_by_sender, cut_by_receiver = sender.encode(sample.text), receiver.encode(sample.text)
     usable = []
     for end in sample.ends:
         a, b = sender.encode(sample.text[:end]), receiver.encode(sample.text[:end])
-        if _begins(ours, a) and _begins(theirs, b) and len(b) > 1 and len(theirs) > len(b):
+        begins = _begins(cut_by_sender, a) and _begins(cut_by_receiver, b)
+        if begins and 1 < len(b) < len(cut_by_receiver):
             usable.append((end, len(a), len(b)))
     if not usable:
         return []
-    _, most_s, most_r = usable[-1]
-    whole = capture(sender, input_ids=ours.ids[:most_s])
-    layers = capture(receiver, input_ids=theirs.ids[:most_r]).layers if native else ()
-    found = []
-    for end, s, r in usable:
-        text = sample.text[:end]
-        snapshot = replace(
-            whole,
-            token_ids=ours.ids[:s],
-            positions=torch.arange(s),
-            spans=ours.spans[:s],
-            text_digest=digest_text(text),
-            characters=end,
-            layers=tuple({n: t[:s] for n, t in layer.items()} for layer in whole.layers),
-            provenance=exact_provenance(sender.geometry.digest, len(whole.layers), s),
-        )
-        own = [{n: t[: r - 1] for n, t in layer.items()} for layer in layers]
-        following = theirs.ids[r:] if sample.answer else theirs.ids[r : r + FOLLOWING]
-        found.append(
-            Request(
+    _, sender_tokens, receiver_tokens = usable[-1]
+    captured = capture(sender, input_ids=cut_by_sender.ids[:sender_tokens])
+    whole = replace(captured, spans=cut_by_sender.spans[:sender_tokens])
+    layers: Sequence[LayerKV] = ()
+    if native:
+        layers = capture(receiver, input_ids=cut_by_receiver.ids[:receiver_tokens]).layers
+    prompts = []
+    for end, a_tokens, b_tokens in usable:
+        text, last = sample.text[:end], b_tokens - 1
+        following = cut_by_receiver.ids[b_tokens:]
+        prompts.append(
+            CalibrationPrompt(
                 f"{sample.id}@{end}",
                 sample.document,
                 text,
-                snapshot,
-                own,
-                int(theirs.ids[r - 1]),
-                following,
+                _beginning(whole, text, a_tokens),
+                [{name: t[:last] for name, t in layer.items()} for layer in layers],
+                int(cut_by_receiver.ids[last]),
+                following if sample.answer else following[:FOLLOWING],
                 sample.answer,
             )
         )
-    return found
+    return prompts
 
 
 def _begins(whole: Encoding, part: Encoding) -> bool:
     return 0 < len(part) <= len(whole) and torch.equal(whole.ids[: len(part)], part.ids)
 
 
-class Watching:
-    """A gate that accepts everything and keeps what it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[Evidence] = []
-
-    def decide(self, evidence: Evidence) -> Decision:
-        """Accepts."""
-        self.seen.append(evidence)
-        return Decision("use_approximate", "ungated", predicted_flops=evidence.predicted_flops)
+def _beginning(whole: KVSnapshot, text: str, tokens: int) -> KVSnapshot:
+    """The snapshot of `text`, which the first `tokens` tokens of `whole` spell; views of its rows."""
+    layers = tuple({name: t[:tokens] for name, t in layer.items()} for layer in whole.layers)
+    return replace(
+        whole,
+        token_ids=whole.token_ids[:tokens],
+        positions=torch.arange(tokens),
+        spans=whole.spans[:tokens],
+        text_digest=digest_text(text),
+        characters=len(text),
+        layers=layers,
+        provenance=exact_provenance(whole.geometry.digest, len(layers), tokens),
+    )
 
 
 def watch(
@@ -138,52 +136,46 @@ def watch(
 ) -> Iterator[Seen]:
     """Hands over every prompt of `samples` with `bridge` (its gate is not asked) and compares with
     the receiver's own cache; in batches, in order."""
-    waiting: list[Request] = []
+    waiting: list[CalibrationPrompt] = []
     done = 0
     for sample in samples:
-        waiting += requests_of(sample, bridge.sender, bridge.receiver)
+        waiting += prompts_of(sample, bridge.sender, bridge.receiver)
         if len(waiting) >= TOGETHER:
-            yield from watch_requests(bridge, waiting, plan, outcomes=outcomes)
+            yield from watch_prompts(bridge, waiting, plan, outcomes=outcomes)
             done += len(waiting)
             waiting = []
             if progress is not None:
                 progress(done)
-    yield from watch_requests(bridge, waiting, plan, outcomes=outcomes)
+    yield from watch_prompts(bridge, waiting, plan, outcomes=outcomes)
 
 
-def watch_requests(
-    bridge: Bridge, requests: list[Request], plan: RepairPlan, *, outcomes: bool = True
+def watch_prompts(
+    bridge: Bridge, prompts: Sequence[CalibrationPrompt], plan: RepairPlan, *, outcomes: bool = True
 ) -> list[Seen]:
-    """The same of one batch."""
-    if not requests:
+    """The same of one batch: through every stage up to the gate's."""
+    if not prompts:
         return []
-    gate = Watching()
-    translator = bridge.asset if bridge.asset is not None else bridge.translator
-    watched = Bridge(
-        translator,
-        sender=bridge.sender,
-        receiver=bridge.receiver,
-        gate=gate,
-        min_exact_share=bridge.min_exact_share,
-    )
-    handed = watched.handoff_many([(r.snapshot, r.text) for r in requests], repair=plan)
-    seen = iter(gate.seen)
-    pairs = [
-        (r, next(seen) if h.layers is not None and h.decision.reason == "ungated" else None)
-        for r, h in zip(requests, handed, strict=True)
-    ]
-    ready = [
-        Pending(r.last, r.native, h.layers, r.following, r.answer)
-        for (r, e), h in zip(pairs, handed, strict=True)
-        if e is not None and h.layers is not None
-    ]
-    found = iter(compare(bridge.receiver, ready) if outcomes else [])
-    return [
-        Seen(
-            r,
-            e,
-            next(found, None) if e is not None else None,
-            None if e is not None else h.decision,
-        )
-        for (r, e), h in zip(pairs, handed, strict=True)
-    ]
+    pair, encode = bridge.pair, bridge.pair.receiver.encode
+    asked = [Request(p.snapshot, p.text, encode(p.text), plan, observed=True) for p in prompts]
+    judged = stages.judge(pair, stages.repair(pair, bridge.prepare(asked)))
+    seen = []
+    for prompt, request in zip(prompts, judged, strict=True):
+        decision = after("judge", request.decision)
+        if decision.reason == "ungated":  # nobody but a gate could have refused it
+            seen.append(Seen(prompt, Evidence(pair, request), None))
+        else:
+            seen.append(Seen(prompt, None, None, decision))
+    return _compared(bridge.receiver, seen) if outcomes else seen
+
+
+def _compared(receiver: Model, seen: Sequence[Seen]) -> list[Seen]:
+    """The same with outcomes, where there is evidence."""
+    pending = []
+    for one in seen:
+        if one.evidence is not None:
+            prompt, translated = one.prompt, one.evidence.repaired
+            pending.append(
+                Pending(prompt.last, prompt.native, translated, prompt.following, prompt.answer)
+            )
+    outcomes = iter(compare(receiver, pending))
+    return [one if one.evidence is None else replace(one, outcome=next(outcomes)) for one in seen]

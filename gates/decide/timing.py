@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from kvbridge.cache.features import first_layers
 from kvbridge.cache.prefill import capture
+from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.clock import Stopwatch
-from kvbridge.engines.transformers import recompute
 from kvbridge.errors import DataError, UsageError
-from kvbridge.gates.calibrate.passing import Watching
 from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
 from kvbridge.gates.signals.costs import BUDGET
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.gates.signals.reading import Inapplicable, Reading
+from kvbridge.handoff import stages
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import Speed, prefill_flops
 from kvbridge.handoff.evidence import Evidence
 from kvbridge.handoff.plan import RepairPlan
+from kvbridge.handoff.request import Request
 from kvbridge.model.model import Model
 
 
@@ -92,6 +92,15 @@ class Timing:
         }
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """Milliseconds of one turn: by piece of the handoff, and by signal."""
+
+    pieces_ms: dict[str, float]
+    signals_ms: dict[str, float]
+    reading: Reading
+
+
 @torch.no_grad()
 def measure(
     bridge: Bridge,
@@ -107,110 +116,122 @@ def measure(
     after one turn that is not counted. Raises UsageError for a text or models too short for that,
     DataError where nothing is translated or a signal does not apply."""
     receiver, sender = bridge.receiver, bridge.sender
-    part = _cut(text, receiver, sender, tokens)
-    ids, snapshot = receiver.encode(part).ids, capture(sender, part)
-    translator = bridge.asset if bridge.asset is not None else bridge.translator
-    took: dict[str, list[float]] = {
-        "prefill": [],
-        "handoff": [],
-        "first": [],
-        "repair": [],
-        "gate": [],
-        "default": [],
-    }
-    each: dict[str, list[float]] = {name: [] for name in signals}
-    usual = [name for name in signals if name in DEFAULT_SIGNALS]
-    reading: Reading | None = None
-    for turn in range(repeats + 1):
-        gate = Watching()
-        watched = Bridge(translator, sender=sender, receiver=receiver, gate=gate)
-        ms = {
-            "prefill": _timed(
-                receiver,
-                lambda: receiver.model(
-                    ids[None].to(receiver.device), use_cache=True, logits_to_keep=1
-                ),
-            ),
-            "handoff": _timed(receiver, partial(watched.handoff, snapshot, part, repair=plan)),
-        }
-        if not gate.seen:
-            raise DataError(
-                "expected a handoff that a gate judges, found none: nothing is translated between these models"
-            )
-        evidence = gate.seen[0]
-        ms["first"] = (
-            _timed(receiver, partial(_first, evidence)) if evidence.parts["prefill"] else 0.0
-        )
-        layers = [{n: t.clone() for n, t in x.items()} for x in evidence.translated]
-        again = partial(
-            recompute,
-            receiver,
-            evidence.ids[:-1],
-            layers,
-            evidence.chosen,
-            following=evidence.ids[-1:],
-        )
-        ms["repair"] = _timed(receiver, again)
-        reading = Reading(evidence, extras, planned=parts_of(signals))
-        single = _signals(reading, signals, receiver)
-        ms["gate"] = ms["default"] = sum(single.values())
-        if len(usual) < len(signals):
-            alone = Reading(evidence, extras, planned=parts_of(usual))
-            ms["default"] = sum(_signals(alone, usual, receiver).values())
-        if turn:
-            for name, value in ms.items():
-                took[name].append(value)
-            for name, value in single.items():
-                each[name].append(value)
-    assert reading is not None
-    middle = {name: statistics.median(values) for name, values in took.items()}
+    prompt = _cut(text, receiver, sender, tokens)
+    snapshot = capture(sender, prompt)
+    turns = []
+    for _ in range(repeats + 1):
+        turns.append(_turn(bridge, extras, snapshot, prompt, plan, signals))
+    counted, reading = turns[1:], turns[-1].reading
+    usual = parts_of(_usual(signals))
+    ids = reading.evidence.ids
+
+    def piece(name: str) -> float:
+        return statistics.median(turn.pieces_ms[name] for turn in counted)
+
+    def signal(name: str) -> float:
+        return statistics.median(turn.signals_ms[name] for turn in counted)
+
     return Timing(
-        len(ids),
-        repeats,
-        torch.get_num_threads(),
-        middle["prefill"],
-        middle["first"],
-        middle["repair"],
-        middle["handoff"],
-        middle["gate"],
-        {n: statistics.median(v) for n, v in each.items()},
-        prefill_flops(receiver.geometry, len(ids)),
-        dict(reading.evidence.parts),
-        sum(reading.spent.values()),
-        middle["default"],
-        sum(flops for part, flops in reading.spent.items() if part in parts_of(usual)),
+        tokens=len(ids),
+        repeats=repeats,
+        threads=torch.get_num_threads(),
+        prefill_ms=piece("prefill"),
+        first_layers_ms=piece("first"),
+        repair_ms=piece("repair"),
+        handoff_ms=piece("handoff"),
+        gate_ms=piece("gate"),
+        signals_ms={name: signal(name) for name in signals},
+        prefill_flops=prefill_flops(receiver.geometry, len(ids)),
+        handoff_parts=dict(reading.evidence.parts),
+        gate_flops=sum(reading.spent.values()),
+        default_ms=piece("default"),
+        default_flops=sum(flops for part, flops in reading.spent.items() if part in usual),
     )
+
+
+def _usual(signals: Sequence[str]) -> list[str]:
+    return [name for name in signals if name in DEFAULT_SIGNALS]
+
+
+def _turn(
+    bridge: Bridge,
+    extras: Extras,
+    snapshot: KVSnapshot,
+    prompt: str,
+    plan: RepairPlan,
+    signals: Sequence[str],
+) -> _Turn:
+    receiver = bridge.receiver
+    ids = receiver.encode(prompt).ids[None].to(receiver.device)
+    prefill = partial(receiver.model, ids, use_cache=True, logits_to_keep=1)
+    ms = {"prefill": _timed(receiver, prefill)}
+    watch = Stopwatch(receiver.device)
+    evidence = _handed(bridge, snapshot, prompt, plan)
+    ms["handoff"] = watch.ms()
+    if evidence.exact_layers == len(receiver.geometry.layers):
+        raise DataError(
+            "expected a handoff that a gate judges, found none: "
+            "nothing is translated between these models"
+        )
+    ms["first"] = ms["repair"] = 0.0
+    engine, cached_ids = bridge.pair.receiver, evidence.ids[:-1]
+    if evidence.parts["prefill"]:
+        ms["first"] = _timed(
+            receiver, partial(engine.first_layers, cached_ids, evidence.exact_layers)
+        )
+    layers = [{name: t.clone() for name, t in layer.items()} for layer in evidence.translated]
+    again = partial(engine.repair, cached_ids, layers, evidence.chosen, following=evidence.ids[-1:])
+    ms["repair"] = _timed(receiver, again)
+    reading = Reading(evidence, extras, planned=parts_of(signals))
+    signals_ms = _signals(reading, signals, receiver)
+    ms["gate"] = ms["default"] = sum(signals_ms.values())
+    usual = _usual(signals)
+    if len(usual) < len(signals):
+        alone = Reading(evidence, extras, planned=parts_of(usual))
+        ms["default"] = sum(_signals(alone, usual, receiver).values())
+    return _Turn(ms, signals_ms, reading)
+
+
+def _handed(bridge: Bridge, snapshot: KVSnapshot, prompt: str, plan: RepairPlan) -> Evidence:
+    """A whole handoff as a gate watches it, up to the gate's word. Raises DataError where it is
+    refused."""
+    pair = bridge.pair
+    asked = Request(snapshot, prompt, pair.receiver.encode(prompt), plan, observed=True)
+    judged = stages.judge(pair, stages.repair(pair, bridge.prepare([asked])))
+    (handoff,) = stages.assemble(pair, judged)
+    if not handoff.decision.accepted:
+        raise DataError(f"expected a handoff that a gate judges, found {handoff.decision}")
+    return Evidence(pair, judged[0])
 
 
 def _cut(text: str, receiver: Model, sender: Model, tokens: int) -> str:
     encoding = receiver.encode(text)
     if len(encoding) < tokens:
         raise UsageError(
-            f"expected a text of {tokens} tokens, found {len(encoding)}; give more text or fewer --tokens"
+            f"expected a text of {tokens} tokens, found {len(encoding)}; "
+            "give more text or fewer --tokens"
         )
     part = text[: int(encoding.spans[tokens - 1, 1])]
     for model in (receiver, sender):
         if (count := len(model.encode(part))) > model.geometry.max_positions:
             raise UsageError(
-                f"{count} tokens, {model.name} has {model.geometry.max_positions} positions; give fewer --tokens"
+                f"{count} tokens, {model.name} has {model.geometry.max_positions} positions; "
+                "give fewer --tokens"
             )
     return part
 
 
 def _signals(reading: Reading, names: Sequence[str], receiver: Model) -> dict[str, float]:
-    found = {}
+    """Milliseconds by signal, in this order."""
+    times = {}
     for name in names:
         try:
-            found[name] = _timed(receiver, partial(SIGNALS[name].read, reading))
+            times[name] = _timed(receiver, partial(SIGNALS[name].read, reading))
         except Inapplicable as error:
             raise DataError(
                 f"{name}: {error}; leave this signal out or give another repair plan"
             ) from error
-    return found
-
-
-def _first(evidence: Evidence) -> Any:
-    return first_layers(evidence.receiver, evidence.ids[:-1], evidence.exact_layers)
+    return times
 
 
 def _timed(model: Model, work: Callable[[], Any]) -> float:

@@ -21,7 +21,7 @@ from benchmarks.gates.attacks import wrong_document
 from kvbridge import Bridge, RepairPlan, demo
 from kvbridge.fitting.data import read_documents
 from kvbridge.gates.calibrate.job import gather, read_signals
-from kvbridge.gates.calibrate.passing import Sample, requests_of, watch, watch_requests
+from kvbridge.gates.calibrate.passing import Sample, prompts_of, watch, watch_prompts
 from kvbridge.gates.signals import SIGNALS
 
 DEVICE = os.environ.get("KVBRIDGE_TEST_DEVICE", "cuda")
@@ -183,10 +183,10 @@ def test_a_gate_tells_another_text_there(tmp_path_factory):
         receiver=model("receiver", DEVICE),
     )
     one, other = [d.text[:300] for d in documents() if d.split == "test"][:2]
-    (own,) = requests_of(Sample("a", "a", one, (one.rfind(" "),)), pair.sender, pair.receiver)
+    (own,) = prompts_of(Sample("a", "a", one, (one.rfind(" "),)), pair.sender, pair.receiver)
     donor = kvbridge.capture(pair.sender, other * 2)
     wrong = wrong_document(own, donor, Random(0), pair.sender)
-    (seen,) = watch_requests(pair, [replace(own, snapshot=wrong)], GATE_PLAN)
+    (seen,) = watch_prompts(pair, [replace(own, snapshot=wrong)], GATE_PLAN)
     columns, _ = read_signals(seen.evidence, extras)
     for name in ("sender_first", "sender_early", "sender_tail", "first_k", "first_v"):
         assert columns[name] > max(c[name] for c, _ in right), name

@@ -41,7 +41,8 @@ from kvbridge.gates.decide import CalibratedGate, Ladder
 from kvbridge.gates.decide import ladder as ladders
 from kvbridge.gates.decide.calibration import save_calibration
 from kvbridge.gates.decide.sealed import Calibration
-from kvbridge.handoff.cost import prefill_flops
+from kvbridge.handoff.cost import prefill_flops, request_parts
+from kvbridge.handoff.request import Request
 from kvbridge.model.model import Model
 from tests.eval.conftest import PAIR
 
@@ -218,6 +219,14 @@ def calibrated(demo_asset: Path) -> Calibrated:
     )
 
 
+def shared_flops(bridge: Bridge, text: str, plan: RepairPlan) -> int:
+    """What a later rung takes over: the translation and the receiver's first layers."""
+    snapshot = kvbridge.capture(bridge.sender, text)
+    request = Request(snapshot, text, bridge.pair.receiver.encode(text), plan, observed=True)
+    parts = request_parts(bridge.pair, bridge.prepare([request])[0])
+    return parts["translate"] + parts["prefill"]
+
+
 def test_a_ladder_end_to_end(
     calibrated: Calibrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +263,7 @@ def test_a_ladder_end_to_end(
     items, _ = make_items(calibrated.rows, sender, receiver)
     prompts = {item.id: item.prompt for item in items}
     for name, ended in gated.items():
-        text, spent, last = prompts[name], 0, 0
+        text, spent, last, paid = prompts[name], 0, 0, 0
         dense = prefill_flops(receiver.geometry, len(receiver.encode(text)))
         for tail in TAILS:
             if spent + last >= dense:
@@ -263,13 +272,14 @@ def test_a_ladder_end_to_end(
                 kvbridge.capture(sender, text), text, repair=RepairPlan(tail=tail)
             ).decision
             last, reached = decision.predicted_flops or 0, tail
-            spent += last
+            shared = 0 if tail == TAILS[0] else shared_flops(bridge, text, RepairPlan(tail=tail))
+            spent, paid = spent + last, paid + last - shared
             assert decision.score is not None
             if decision.score <= calibrated.calibration.stop:
                 break
         assert (ended["tail"], ended["verdict"]) == (reached, decision.verdict)
         assert ended["score"] == pytest.approx(decision.score, abs=1e-6)
-        assert ended["flops"] == spent + (0 if decision.accepted else dense)
+        assert ended["flops"] == paid + (0 if decision.accepted else dense)
         if decision.accepted:
             assert ended["kl"] == pytest.approx(
                 cells[named("translated", reached), name]["kl"], abs=1e-4

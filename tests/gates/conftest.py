@@ -11,7 +11,7 @@ import torch
 import kvbridge
 from kvbridge import Bridge, RepairPlan
 from kvbridge.gates.calibrate.job import gather
-from kvbridge.gates.calibrate.passing import Sample, Watching
+from kvbridge.gates.calibrate.passing import Sample
 from kvbridge.gates.decide.calibration import load_calibration, save_calibration
 from kvbridge.gates.decide.guarantee import Tested
 from kvbridge.gates.decide.score import Score
@@ -20,7 +20,9 @@ from kvbridge.gates.decide.sealed import Rung as RungOf
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import short_name
+from kvbridge.handoff import stages
 from kvbridge.handoff.evidence import Evidence
+from kvbridge.handoff.request import Request
 from tests.models import random_texts, tiny
 
 PLAN = RepairPlan(sinks=2, tail=11)
@@ -45,11 +47,13 @@ class Pair:
     ) -> Evidence:
         """What a gate sees of one request."""
         text = text or self.texts[0]
-        gate = Watching()
         snapshot = snapshot if snapshot is not None else kvbridge.capture(self.sender, text)
-        handoff = self.bridge(gate).handoff(snapshot, text, repair=plan)
-        assert gate.seen, str(handoff.decision)
-        return gate.seen[0]
+        bridge = self.bridge()
+        encoding = bridge.pair.receiver.encode(text)
+        prepared = bridge.prepare([Request(snapshot, text, encoding, plan, observed=True)])
+        (request,) = stages.repair(bridge.pair, prepared)
+        assert request.refusal is None, str(request.refusal)
+        return Evidence(bridge.pair, request)
 
     def wrong(self) -> tuple[Any, str]:
         """A snapshot of the first text's ids with another text's content."""

@@ -12,7 +12,7 @@ import kvbridge
 from kvbridge import Bridge
 from kvbridge.cache.snapshot import build_cache
 from kvbridge.gates.calibrate.job import gather
-from kvbridge.gates.calibrate.passing import Sample, requests_of, watch
+from kvbridge.gates.calibrate.passing import Sample, prompts_of, watch
 from kvbridge.gates.signals import SIGNALS
 from kvbridge.gates.signals.attention import expected_error
 from kvbridge.gates.signals.attention_error import QUERIES
@@ -194,7 +194,7 @@ def test_gathered_residuals_are_those_of_the_rows(pair):
     layer, errors = 2, {"k": [], "v": []}
     for seen in watch(pair.bridge(), samples, PLAN, outcomes=False):
         rows = Reading(seen.evidence, extras).sampled()
-        own = requests_of(samples[int(seen.request.document)], pair.sender, pair.receiver)[0].native
+        own = prompts_of(samples[int(seen.prompt.document)], pair.sender, pair.receiver)[0].native
         for name, found in errors.items():
             found.append(seen.evidence.translated[layer][name][rows] - own[layer][name][rows])
     k, v = (torch.cat(errors[n]).double().numpy() for n in ("k", "v"))

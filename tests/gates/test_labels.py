@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kvbridge
-from kvbridge.gates.calibrate.passing import Sample, requests_of, watch
+from kvbridge.gates.calibrate.passing import Sample, prompts_of, watch
 from kvbridge.gates.labels import LABELS
 from kvbridge.gates.labels.continuing import Continuing
 from kvbridge.gates.labels.outcomes import GREEDY, Outcome, Pending, compare
@@ -94,7 +94,7 @@ def test_the_receivers_own_cache_is_never_damaged_and_unequal_lengths_go_togethe
     requests = [
         r
         for i, text in enumerate(pair.texts[:3])
-        for r in requests_of(
+        for r in prompts_of(
             Sample(str(i), str(i), text, (60 + 30 * i, 190)), pair.sender, pair.receiver
         )
     ]
@@ -112,9 +112,9 @@ def test_against_a_plain_loop(pair):
     """The translated continuation diverges where a plain greedy loop over the same cache does."""
     samples = [Sample(str(i), str(i), t, (150,)) for i, t in enumerate(pair.texts[:4])]
     for seen in watch(pair.bridge(), samples, PLAN):
-        ids = pair.receiver.encode(seen.request.text).ids
+        ids = pair.receiver.encode(seen.prompt.text).ids
         native = greedy(pair.receiver, ids, GREEDY)
-        handoff = pair.bridge().handoff(seen.request.snapshot, seen.request.text, repair=PLAN)
+        handoff = pair.bridge().handoff(seen.prompt.snapshot, seen.prompt.text, repair=PLAN)
         ours = handoff.generate(GREEDY, do_sample=False)[0, len(ids) :].tolist()
         same = next(
             (i for i, (a, b) in enumerate(zip(native, ours, strict=False)) if a != b), GREEDY
@@ -125,7 +125,7 @@ def test_against_a_plain_loop(pair):
 
 def test_prefixes_are_what_a_capture_of_the_prompt_gives(pair):
     text = pair.texts[0]
-    for request in requests_of(Sample("a", "a", text, (80, 160)), pair.sender, pair.receiver):
+    for request in prompts_of(Sample("a", "a", text, (80, 160)), pair.sender, pair.receiver):
         whole = kvbridge.capture(pair.sender, request.text)
         assert torch.equal(whole.token_ids, request.snapshot.token_ids)
         assert request.snapshot.text_digest == whole.text_digest

@@ -4,10 +4,10 @@ known, decided by Ladder."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import kvbridge
 from kvbridge import RepairPlan
@@ -91,23 +91,18 @@ def ladder_of(pair, found: Levels, policy: Policy):
     def decided(kind):
         tried = []
 
-        def handoff(snapshot, text, repair):
-            number = [r.plan for r in found.rungs].index(repair)
+        def attempt(request, plan, gate):
+            number = [r.plan for r in found.rungs].index(plan)
             tried.append(number)
-            decision = CalibratedGate(calibration, policy)._verdict(
-                found.rungs[number], columns(kind.scores[number])
-            )
-            return Handed(decision)
+            decision = gate._verdict(found.rungs[number], columns(kind.scores[number]))
+            return replace(request, plan=plan, decision=decision)
 
-        ladder._bridges[""] = SimpleNamespace(handoff=handoff)
-        return ladder.handoff(None, pair.texts[0]).decision.verdict, tried[-1]
+        ladder._attempt = attempt
+        request, rung = ladder.judged(None, pair.texts[0])
+        assert rung == found.rungs[tried[-1]]
+        return request.decision.verdict, tried[-1]
 
     return decided
-
-
-@dataclass(frozen=True)
-class Handed:
-    decision: object
 
 
 def levels(rng):
@@ -199,15 +194,66 @@ def test_the_ladder_takes_the_first_rung_that_passes_and_pays_for_all(pair, monk
     assert costs[0] < costs[1] < costs[2]
 
 
+def test_the_ladder_translates_once_and_gives_what_a_bridge_gives(pair, monkeypatch):
+    """Three rungs, the last of which passes: bit for bit that plan's own handoff, and every rung's cost but
+    the shared parts, which are counted once."""
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
+    text = pair.texts[0]
+    snapshot = kvbridge.capture(pair.sender, text)
+    ladder = tails_of(pair, (31,))
+    calls = []
+    real = type(pair.asset.translator).__call__
+    monkeypatch.setattr(
+        type(pair.asset.translator),
+        "__call__",
+        lambda self, *given, **options: calls.append(self) or real(self, *given, **options),
+    )
+    handoff, rung = ladder.climb(snapshot, text)
+    whole = [c for c in calls if len(c.layers) == len(pair.asset.translator.layers)]
+    assert len(whole) == 1, "first_layers' own maps are of one layer"
+    assert rung.plan.tail == 31
+
+    alone = []
+    for each in ladder.calibration.rungs:
+        gate = CalibratedGate(ladder.calibration)
+        alone.append(pair.bridge(gate).handoff(snapshot, text, repair=each.plan))
+    assert handoff.decision.score == alone[-1].decision.score
+    assert handoff.provenance == alone[-1].provenance
+    for climbed, plain in zip(handoff.layers, alone[-1].layers, strict=True):
+        assert all(torch.equal(climbed[name], plain[name]) for name in plain)
+    shared = [pair.evidence(plan=r.plan).parts for r in ladder.calibration.rungs[1:]]
+    assert handoff.decision.predicted_flops == sum(h.decision.predicted_flops for h in alone) - sum(
+        parts["translate"] + parts["prefill"] for parts in shared
+    )
+
+
+def test_another_number_of_layers_is_computed_and_counted_anew(pair, monkeypatch):
+    """Only what a rung takes over from the one before is counted once."""
+    monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
+    text = pair.texts[0]
+    snapshot = kvbridge.capture(pair.sender, text)
+    base = tails_of(pair, (31,)).calibration
+    rungs = (base.rungs[0], replace(base.rungs[2], plan=RepairPlan(sinks=2, tail=31, layers=2)))
+    calibration = replace(base, rungs=rungs)
+    ladder = Ladder(pair.asset, sender=pair.sender, receiver=pair.receiver, calibration=calibration)
+    alone = []
+    for rung in rungs:
+        gate = CalibratedGate(calibration)
+        alone.append(pair.bridge(gate).handoff(snapshot, text, repair=rung.plan).decision)
+    decision = ladder.handoff(snapshot, text).decision
+    assert decision.accepted
+    assert decision.predicted_flops == sum(d.predicted_flops for d in alone)
+
+
 def test_the_ladder_stops_where_a_prefill_is_cheaper(pair, monkeypatch):
     calls = []
-    real = ladders.Bridge.handoff
+    real = Ladder._attempt
 
-    def counted(self, *arguments, **options):
-        calls.append(options["repair"].tail)
-        return real(self, *arguments, **options)
+    def counted(self, request, plan, gate):
+        calls.append(plan.tail)
+        return real(self, request, plan, gate)
 
-    monkeypatch.setattr(ladders.Bridge, "handoff", counted)
+    monkeypatch.setattr(Ladder, "_attempt", counted)
     text = pair.texts[0]
     tails_of(pair, ()).handoff(kvbridge.capture(pair.sender, text), text)
     assert calls == [11]

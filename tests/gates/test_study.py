@@ -23,7 +23,7 @@ from benchmarks.gates.source import Source, data_source, demo_documents, demo_po
 from benchmarks.gates.wrong import wrong_caches
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate.job import gather
-from kvbridge.gates.calibrate.passing import requests_of
+from kvbridge.gates.calibrate.passing import prompts_of
 from kvbridge.gates.labels.outcomes import Outcome
 from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
 from kvbridge.handoff.cost import prefill_flops
@@ -199,9 +199,7 @@ def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, 
 
 def test_a_transfer_that_stopped_leaves_the_first_quarter_right(source):
     request = next(
-        iter(
-            requests_of(source.pool[0], source.bridge.sender, source.bridge.receiver, native=False)
-        )
+        iter(prompts_of(source.pool[0], source.bridge.sender, source.bridge.receiver, native=False))
     )
     donor = kvbridge.capture(source.bridge.sender, source.donors[0][1])
     found = ATTACKS["late_layers"](request, donor, Random(0), source.bridge.sender)

@@ -61,7 +61,7 @@ def test_milliseconds_are_predicted_where_the_speed_is_known(pair):
     )
 
 
-def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
+def test_a_ladder_adds_up_its_attempts_and_shared_work_once(pair, monkeypatch):
     monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     made = made_calibration(pair)
     score = type(made.rungs[0].score)(("length",), (0.0,), (1.0,), (0.0,), 9.0)
@@ -82,8 +82,13 @@ def test_a_ladder_adds_up_its_attempts(pair, monkeypatch):
         )
         for r in rungs
     ]
-    assert decision.predicted_ms == pytest.approx(sum(d.predicted_ms for d in single))
-    assert decision.predicted_flops == sum(d.predicted_flops for d in single)
+    shared = {
+        name: pair.evidence(plan=rungs[1].plan).parts[name] for name in ("prefill", "translate")
+    }
+    assert decision.predicted_ms == pytest.approx(
+        sum(d.predicted_ms for d in single) - SPEED.ms(shared)
+    )
+    assert decision.predicted_flops == sum(d.predicted_flops for d in single) - sum(shared.values())
 
 
 def test_speed_round_trips_and_refuses_nonsense():
