@@ -16,7 +16,7 @@ from kvbridge.cache.features import hidden_layer
 from kvbridge.errors import DataError, NotEnoughRows, PairRefused, UsageError
 from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import SPLITS, Document, Splits, read_documents, split_of
+from kvbridge.fitting.data import SPLITS, Document, read_documents
 from kvbridge.fitting.held_out import score_maps
 from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.memory import MemoryPlan, check_memory, control_features, plan_layout
@@ -25,6 +25,7 @@ from kvbridge.fitting.pairs import FitProgress, PairSource
 from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.spill import spill
+from kvbridge.fitting.splits import Splits, split_of
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
 from kvbridge.model.model import Model
 

@@ -10,7 +10,8 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.tasks import kind_of
 from kvbridge.eval.tasks.items import RawItem, split_rows, text_of
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.data import Document, read_documents, split_of
+from kvbridge.fitting.data import Document, read_documents
+from kvbridge.fitting.splits import split_of
 
 SEQUENCES = 16
 

@@ -17,7 +17,8 @@ from kvbridge.eval.screen.fleet import PREDICTORS, ScreenConfig, predictors, scr
 from kvbridge.eval.tasks import TASKS, kind_of
 from kvbridge.eval.tasks.continuation import Continuation
 from kvbridge.eval.tasks.items import RawItem
-from kvbridge.fitting.data import Document, split_of
+from kvbridge.fitting.data import Document
+from kvbridge.fitting.splits import split_of
 from tests.fitting.pairs import documents, receiver, sender
 from tests.models import random_texts
 

@@ -14,7 +14,8 @@ from kvbridge.asset.folder import load_asset
 from kvbridge.cli.evaluate import EvalCommand, run_eval
 from kvbridge.cli.samples import samples_of
 from kvbridge.errors import UsageError
-from kvbridge.fitting.data import read_documents, split_of
+from kvbridge.fitting.data import read_documents
+from kvbridge.fitting.splits import split_of
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbridge.errors import DataError
-from kvbridge.fitting.data import READERS, SPLITS, Document, Splits, read_documents, split_of
+from kvbridge.fitting.data import READERS, SPLITS, Document, read_documents
+from kvbridge.fitting.splits import Splits, split_of
 from kvbridge.geometry import short_name
 
 FRACTIONS = (0.8, 0.1, 0.1)
@@ -281,5 +282,5 @@ def test_names_of_fitted_documents_are_kept_unless_there_are_too_many(monkeypatc
     for number, split in enumerate(("train", "validation", "test", "train")):
         splits.add(Document(f"t{number}", "text", f"d{number}"), split)
     assert splits.fitted_on() == tuple(sorted(short_name(f"d{n}") for n in (0, 1, 3)))
-    monkeypatch.setattr("kvbridge.fitting.data.MOST_NAMES", 2)
+    monkeypatch.setattr("kvbridge.fitting.splits.MOST_NAMES", 2)
     assert splits.fitted_on() is None
