@@ -3,6 +3,7 @@ run folder."""
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -61,7 +62,8 @@ def fitted_asset(
         )
         if not same:
             raise CorruptFile(
-                f"{path}: an asset of other models or another configuration stands here; use another --out"
+                f"{path}: an asset of other models or another configuration stands here; use "
+                "another --out"
             )
         say(f"using the asset in {path}")
         return Fitted(asset, _read_timings(out))
@@ -84,8 +86,9 @@ def fit_line(done: Fit) -> str:
     t = done.timings
     return (
         f"fitted in {t['total_s']:.1f} s = {t['ratio_to_forward']:.2f}× the two forward passes "
-        f"(sender {t['forward_sender_s']:.1f} s, receiver {t['forward_receiver_s']:.1f} s, moments {t['moments_s']:.1f} s, "
-        f"solve {t['solve_s']:.1f} s, scores {t['scores_s']:.1f} s), {done.splits['train']['rows']:,} rows, "
+        f"(sender {t['forward_sender_s']:.1f} s, receiver {t['forward_receiver_s']:.1f} s, "
+        f"moments {t['moments_s']:.1f} s, solve {t['solve_s']:.1f} s, "
+        f"scores {t['scores_s']:.1f} s), {done.splits['train']['rows']:,} rows, "
         f"peak {t['peak_bytes'] / 2**30:.2f} GiB"
     )
 
@@ -149,11 +152,9 @@ def _heat(asset: Asset) -> list[list[float | None]] | None:
 
 def _read_timings(out: Path) -> dict[str, float] | None:
     path = out / RUN_FIT
-    found = parse_json(path.read_bytes(), str(path)) if path.exists() else None
-    return found if isinstance(found, dict) else None
+    timings = parse_json(path.read_bytes(), str(path)) if path.exists() else None
+    return timings if isinstance(timings, dict) else None
 
 
 def _json(body: Any) -> bytes:
-    import json
-
     return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()

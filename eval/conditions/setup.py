@@ -107,8 +107,8 @@ def check_alike(plans: Sequence[RepairPlan]) -> None:
         )
         raise EvalError(
             f"expected repair plans that differ in their tail alone, found {given}: an evaluation "
-            "has no ungated translation to compare these with; calibrate on plans that do (kvbridge "
-            "gate calibrate --tails)"
+            "has no ungated translation to compare these with; calibrate on plans that do "
+            "(kvbridge gate calibrate --tails)"
         )
 
 

@@ -40,9 +40,8 @@ def gate_cost(summary: Summary, task: str) -> str:
     if share <= 1:
         worth = f"the gate saves {number(1 - share, 'percent')} of a prefill"
     return (
-        f"behind the gate a request takes {number(share, 'percent')} of a prefill's FLOPs on average"
-        + (f" ({ci}, 95% interval)" if ci else "")
-        + f", native 100%: {worth}"
+        f"behind the gate a request takes {number(share, 'percent')} of a prefill's FLOPs on "
+        "average" + (f" ({ci}, 95% interval)" if ci else "") + f", native 100%: {worth}"
     )
 
 

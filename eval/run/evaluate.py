@@ -66,7 +66,8 @@ def evaluate(
     check_names(conditions)
     if len({item.document for item in items}) < 2:
         raise EvalError(
-            f"expected items of at least 2 documents (another one is needed as the wrong document), found {len(items)} items"
+            "expected items of at least 2 documents (another one is needed as the wrong document), "
+            f"found {len(items)} items"
         )
     out.mkdir(parents=True, exist_ok=True)
     pair = pair_digest(setup)
@@ -112,7 +113,8 @@ def _same_items(path: Path, items: Sequence[Item], writer: RowWriter) -> dict[st
     changed = sorted(name for name in used.keys() & before.keys() if used[name] != before[name])
     if changed:
         raise EvalError(
-            f"{path.parent}: {len(changed)} items have changed since its rows were written ({changed[0]}); use another --out"
+            f"{path.parent}: {len(changed)} items have changed since its rows were written "
+            f"({changed[0]}); use another --out"
         )
     return {**before, **used}
 

@@ -61,7 +61,7 @@ def measure_latency(
     `text`; lengths that the text or either model's positions do not reach are left out."""
     receiver, sender = bridge.receiver, bridge.sender
     whole = receiver.encode(text)
-    found = []
+    measured = []
     for length in lengths:
         if length > len(whole) or length > min(
             receiver.geometry.max_positions, sender.geometry.max_positions
@@ -84,8 +84,10 @@ def measure_latency(
                 handed.append(first)
                 dense.append(second)
         share = flops / prefill_flops(receiver.geometry, len(ids))
-        found.append(Latency(len(ids), statistics.median(handed), statistics.median(dense), share))
-    return found
+        measured.append(
+            Latency(len(ids), statistics.median(handed), statistics.median(dense), share)
+        )
+    return measured
 
 
 def break_even(rows: Sequence[Latency]) -> int | None:

@@ -36,7 +36,8 @@ def sections(result: Mapping[str, Any]) -> list[Section]:
     measured = [row for row in pairs if row["verdict"] is not None]
     known = sorted({key for row in pairs for key in row["predictors"]})
     notes = [
-        "Recovery is the share of what the context is worth; controls need no translation. 95% intervals."
+        "Recovery is the share of what the context is worth; controls need no translation. 95% "
+        "intervals."
     ]
     if any(row["p_extrapolated"] for row in measured):
         notes.append(f"* {EXTRAPOLATED}.")

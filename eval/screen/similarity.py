@@ -24,7 +24,8 @@ def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[FloatArray, FloatAr
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
         raise EvalError(
-            f"expected x [rows, features] and y [rows, features] of the same rows, found {a.shape}, {b.shape}"
+            "expected x [rows, features] and y [rows, features] of the same rows, "
+            f"found {a.shape}, {b.shape}"
         )
     if len(a) < least:
         raise EvalError(f"expected at least {least} rows, found {len(a)}: take more sequences")
@@ -89,7 +90,8 @@ def canonical_correlations(x: ArrayLike, y: ArrayLike, *, variance: float = 0.99
     kept = bases[0].shape[1] + bases[1].shape[1]
     if len(a) <= kept:
         raise EvalError(
-            f"{kept} components need more than {kept} rows, found {len(a)}: take more rows or less variance"
+            f"{kept} components need more than {kept} rows, found {len(a)}: take more rows or less "
+            "variance"
         )
     return np.clip(np.linalg.svd(bases[0].T @ bases[1], compute_uv=False), 0.0, 1.0)
 

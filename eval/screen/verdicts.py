@@ -28,7 +28,10 @@ from kvbridge.eval.statistics.verdict import CASCADE, GATE, PREFILL, TRANSLATE
 from kvbridge.format import SCREENING_SCHEMA
 
 PAIRS_FOR_CORRELATION = 10
-EXTRAPOLATED = f"p below {RESOLVED:.3f}, finer than the resamples count: read from their tail, on the safe side"
+EXTRAPOLATED = (
+    f"p below {RESOLVED:.3f}, finer than the resamples count: read from their tail, "
+    "on the safe side"
+)
 
 
 def screened_controls() -> list[str]:

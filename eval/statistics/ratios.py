@@ -60,8 +60,8 @@ def gap_recovered(
         )
     if gap.below(0):
         return NotShown(
-            f"the receiver alone does worse than the sender, d − s {_shown(gap)}: there is no gap to "
-            "recover"
+            f"the receiver alone does worse than the sender, d − s {_shown(gap)}: there is no "
+            "gap to recover"
         )
     return _bounded(as_array(g) - as_array(s), as_array(d) - as_array(s), clusters, "d − s", seed)
 

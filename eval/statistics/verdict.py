@@ -109,11 +109,13 @@ def _unbeaten(tables: Mapping[str, Table], contrasts: list[Contrast], rules: Rul
         one = made.get(("translated", control, task or ""))
         if one is None:
             reasons.append(
-                f"the control {control} was not run in {task}, so translated is not shown to beat it"
+                f"the control {control} was not run in {task}, so translated is not shown to beat "
+                "it"
             )
         elif one.documents < rules.documents_min:
             reasons.append(
-                f"against {control} only {one.documents} documents, {rules.documents_min} are needed"
+                f"against {control} only {one.documents} documents, {rules.documents_min} are "
+                "needed"
             )
         elif not one.wins(rules):
             reasons.append(f"translated does not significantly beat {control}: {one.words()}")

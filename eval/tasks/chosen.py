@@ -80,8 +80,8 @@ def _check_unique(keys: Sequence[tuple[str, str]]) -> None:
     if twice:
         task, name = twice[0]
         raise EvalError(
-            f"expected one item {name!r} of {task}, found two ({len(twice)} such ids): the second part "
-            "of a text `a` is named `a+1`, and splits share their ids; give the rows other ids"
+            f"expected one item {name!r} of {task}, found two ({len(twice)} such ids): the second "
+            "part of a text `a` is named `a+1`, and splits share their ids; give the rows other ids"
         )
 
 

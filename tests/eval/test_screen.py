@@ -13,7 +13,8 @@ import kvbridge
 from kvbridge.errors import CorruptFile, EvalError, UsageError
 from kvbridge.eval.screen import fleet as screening
 from kvbridge.eval.screen.data import FleetData, screen_data
-from kvbridge.eval.screen.fleet import PREDICTORS, ScreenConfig, predictors, screen
+from kvbridge.eval.screen.fleet import ScreenConfig, screen
+from kvbridge.eval.screen.predictors import PREDICTORS, predictors
 from kvbridge.eval.tasks import TASKS, kind_of
 from kvbridge.eval.tasks.continuation import Continuation
 from kvbridge.eval.tasks.items import RawItem
