@@ -80,8 +80,8 @@ def test_the_changelog_says_where_documented_names_are_now():
     moved = re.findall(r"^\| `(?:python -m )?[\w.]+`.* \| `([^`]+)`.* \|$", text, re.MULTILINE)
     assert len(moved) > 10
     for place in moved:
-        program = place.removeprefix("python -m ")
-        module, _, name = (f"{program}." if program != place else place).rpartition(".")
+        program = place.removeprefix("python -m ").split()[0]
+        module, _, name = (f"{program}." if place != program else place).rpartition(".")
         assert importlib.util.find_spec(module) is not None, place
         assert not name or hasattr(importlib.import_module(module), name), place
 
