@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvbridge.gates.signals import SIGNALS
+from tests.core.test_layering import SOURCES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -96,3 +97,28 @@ def test_the_gates_page_lists_every_signal_as_it_is():
     assert shown == {
         name: (signal.columns, signal.integrity, signal.default) for name, signal in SIGNALS.items()
     }
+
+
+def holds_code(path: Path) -> bool:
+    """Whether a file has more than a docstring."""
+    body = ast.parse(path.read_text("utf-8")).body
+    return any(not isinstance(node, ast.Expr) for node in body)
+
+
+def modules() -> list[str]:
+    """Every module that holds code, as docs/modules.md names it."""
+    names = [name for name, path in SOURCES.items() if holds_code(path)]
+    for folder in ("benchmarks", "recipes"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if holds_code(path):
+                dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                names.append(dotted.removesuffix(".__init__"))
+    return sorted(names)
+
+
+def test_every_module_stands_in_its_page_once_and_nothing_else_does():
+    page = (ROOT / "docs" / "modules.md").read_text("utf-8")
+    listed = re.findall(r"^\| `([\w.]+)` \| .+ \|$", page, re.MULTILINE)
+    assert sorted(set(listed)) == sorted(listed)
+    apart = set(listed) ^ set(modules())
+    assert not apart, f"docs/modules.md and the tree differ in {', '.join(sorted(apart))}"
