@@ -31,7 +31,7 @@ def cholesky(
         # 1969), and makes one jitter mean the same for every column. It cancels in the result.
         scale = diagonal.clamp_min(torch.finfo(xx.dtype).tiny).rsqrt()
         system = xx * scale[:, None] * scale
-        # With its penalty the diagonal is 1; without one, a dead column's is 0 and waits for jitter.
+        # With its penalty the diagonal is 1; a dead column without one has 0 and waits for jitter.
         system.diagonal().copy_(diagonal * scale.square())
         for jitter in JITTER:
             if jitter:

@@ -1,7 +1,9 @@
-"""Who may import whom: stated once, here, and read from every import statement of every source file.
+"""Who may import whom: stated once, here, and read from every import statement of every source
+file.
 
-An import inside a function counts like one at the top of its file, and so does one under TYPE_CHECKING: a circle stays a
-circle when it is lazy. The package's own `__init__` is the exception, for it imports public names on first use.
+An import inside a function counts like one at the top of its file, and so does one under
+TYPE_CHECKING: a circle stays a circle when it is lazy. The package's own `__init__` is the
+exception, for it imports public names on first use.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def room_of(module: str) -> str:
 
 def sources() -> dict[str, Path]:
     """Module name without `kvbridge.` → its file."""
-    found = {}
+    modules = {}
     for folder in ("kvbridge", *BRANCHES, "eval"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             inside = path.relative_to(ROOT / folder)
@@ -72,16 +74,16 @@ def sources() -> dict[str, Path]:
             parts = parts[:-1] if parts[-1] == "__init__" else parts
             name = ".".join(parts if folder == "kvbridge" else (folder, *parts))
             if name:
-                found[name] = path
-    return found
+                modules[name] = path
+    return modules
 
 
 SOURCES = sources()
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Modules of kvbridge that a file imports, anywhere in it and under whichever spelling, without the prefix; "" is the
-    package itself."""
+    """Modules of kvbridge that a file imports, anywhere in it and under whichever spelling, without
+    the prefix; "" is the package itself."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -153,7 +155,11 @@ def test_the_rule_can_fail():
     assert not allowed("eval.report.page", "eval.pair")
     assert allowed("eval.screen.fleet", "eval.pair")
     assert not allowed("registry.store.store", "registry.hub.push")
-    lazy = "def f():\n    from kvbridge.handoff import bridge\n    import kvbridge.errors\n    from kvbridge import Bridge\n"
+    lazy = """def f():
+    from kvbridge.handoff import bridge
+    import kvbridge.errors
+    from kvbridge import Bridge
+"""
     assert imported(ast.parse(lazy)) == {"handoff.bridge", "errors", ""}
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()

@@ -1,4 +1,5 @@
-"""Rows of a made-up pair whose truth is known, so that every figure can be checked without a model."""
+"""Rows of a made-up pair whose truth is known, so that every figure can be checked without a
+model."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def make_rows(
     tasks: tuple[str, ...] = ("continuation", "recall"),
     seed: int = 0,
 ) -> list[Row]:
-    """`documents × per_document` items per task; `recovered` and `correct` replace defaults by condition."""
+    """`documents × per_document` items per task; `recovered` and `correct` replace defaults by
+    condition."""
     rng = np.random.default_rng(seed)
     rows: list[Row] = []
     for document in range(documents):

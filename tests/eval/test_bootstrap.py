@@ -52,11 +52,14 @@ def test_shuffled_rows_change_no_bit(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["percentile", "BCa"])
 def test_percentile_and_bca_agree_with_scipy_where_scipy_applies(method: str) -> None:
-    """One item a document and denominators of 1: the mean, which scipy.stats.bootstrap resamples as we do."""
+    """One item a document and denominators of 1: the mean, which scipy.stats.bootstrap resamples as
+    we do."""
     values = np.random.default_rng(2).gamma(2.0, size=60)
     clusters = [f"{index}" for index in range(60)]
-    ours = ratio_interval(values, np.ones(60), clusters, method=method.lower(), repetitions=40_000)
-    theirs = stats.bootstrap(
+    interval = ratio_interval(
+        values, np.ones(60), clusters, method=method.lower(), repetitions=40_000
+    )
+    oracle = stats.bootstrap(
         (values,),
         np.mean,
         n_resamples=40_000,
@@ -64,16 +67,18 @@ def test_percentile_and_bca_agree_with_scipy_where_scipy_applies(method: str) ->
         vectorized=True,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    width = theirs.high - theirs.low
-    assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
-    assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
+    width = oracle.high - oracle.low
+    assert interval.low == pytest.approx(oracle.low, abs=0.03 * width)
+    assert interval.high == pytest.approx(oracle.high, abs=0.03 * width)
 
 
 def test_studentised_is_students_interval_for_many_normal_documents() -> None:
     values = np.random.default_rng(2).normal(5, 2, 400)
-    ours = ratio_interval(values, np.ones(400), [f"{i}" for i in range(400)], repetitions=20_000)
+    interval = ratio_interval(
+        values, np.ones(400), [f"{i}" for i in range(400)], repetitions=20_000
+    )
     low, high = stats.t.interval(0.95, 399, values.mean(), stats.sem(values))
-    assert (ours.low, ours.high) == pytest.approx((low, high), abs=0.05 * (high - low))
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.05 * (high - low))
 
 
 def test_correlated_items_widen_the_interval() -> None:
@@ -88,9 +93,9 @@ def test_p_matches_the_interval_and_a_t_test() -> None:
     rng = np.random.default_rng(5)
     for shift in (0.0, 0.1, 0.2, 0.3, 0.5):
         values = rng.normal(shift, 1, 100)
-        found = ratio_interval(values, np.ones(100), [f"{i}" for i in range(100)])
-        assert (found.p < 0.05) == (not found.contains(0))
-        assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.03)
+        interval = ratio_interval(values, np.ones(100), [f"{i}" for i in range(100)])
+        assert (interval.p < 0.05) == (not interval.contains(0))
+        assert interval.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.03)
 
 
 def test_a_negative_denominator_only_flips_signs() -> None:
@@ -103,18 +108,19 @@ def test_a_negative_denominator_only_flips_signs() -> None:
 
 def test_a_denominator_that_may_be_zero_has_no_bounds() -> None:
     n, _, clusters = data()
-    found = ratio_interval(n, np.random.default_rng(0).normal(0.01, 1, len(n)), clusters)
-    assert not found.known
-    assert not found.contains(found.estimate)
+    interval = ratio_interval(n, np.random.default_rng(0).normal(0.01, 1, len(n)), clusters)
+    assert not interval.known
+    assert not interval.contains(interval.estimate)
 
 
 def test_few_events_keep_a_bounded_interval() -> None:
-    """Two misses in 120: replicates without any must not blow the interval up (exact: 0.2 % to 5.9 %)."""
+    """Two misses in 120: replicates without any must not blow the interval up (exact: 0.2 % to 5.9
+    %)."""
     values = np.zeros(120)
     values[[7, 60]] = 1
     sizes = [f"{int(i**1.2) // 9}" for i in range(120)]
-    found = ratio_interval(values, np.ones(120), sizes)
-    assert -0.01 < found.low < found.estimate < found.high < 0.09
+    interval = ratio_interval(values, np.ones(120), sizes)
+    assert -0.01 < interval.low < interval.estimate < interval.high < 0.09
 
 
 def test_resampling_in_chunks_draws_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +141,14 @@ def test_the_interval_scales_with_its_numerator(scale: float, seed: int) -> None
 
 
 def test_one_document_has_an_estimate_and_no_interval() -> None:
-    found = ratio_interval([1.0, 0.0, 1.0], [1.0, 1.0, 1.0], ["d", "d", "d"])
-    assert found.estimate == pytest.approx(2 / 3)
-    assert not found.known
+    interval = ratio_interval([1.0, 0.0, 1.0], [1.0, 1.0, 1.0], ["d", "d", "d"])
+    assert interval.estimate == pytest.approx(2 / 3)
+    assert not interval.known
 
 
 def test_documents_that_all_agree_give_a_point() -> None:
-    found = ratio_interval(np.ones(6), np.ones(6), list("aabbcc"))
-    assert (found.estimate, found.low, found.high) == (1.0, 1.0, 1.0)
+    interval = ratio_interval(np.ones(6), np.ones(6), list("aabbcc"))
+    assert (interval.estimate, interval.low, interval.high) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -167,16 +173,17 @@ def test_the_coverage_command_prints_every_scenario(
     )
     with pytest.raises(SystemExit):
         coverage.main()
-    found = json.loads(capsys.readouterr().out)
-    assert len(found) == len(list(coverage.scenarios()))
-    assert {"statistic", "sizes", "p", "documents", "studentised"} <= found[0].keys()
-    assert all(0 <= case["studentised"] <= 1 for case in found)
+    body = json.loads(capsys.readouterr().out)
+    assert len(body) == len(list(coverage.scenarios()))
+    assert {"statistic", "sizes", "p", "documents", "studentised"} <= body[0].keys()
+    assert all(0 <= case["studentised"] <= 1 for case in body)
 
 
 @pytest.mark.parametrize("statistic", ["accuracy", "paired difference", "recovery"])
 @pytest.mark.parametrize("sizes", ["equal", "unequal"])
 def test_simulated_coverage_in_its_quick_form(statistic: str, sizes: str) -> None:
-    """300 repetitions, ±3 standard errors are ±3.8 points; `benchmarks.coverage` is the full form."""
+    """300 repetitions, ±3 standard errors are ±3.8 points; `benchmarks.coverage` is the full
+    form."""
     held = simulate(Scenario(statistic, 50, sizes, 0.3), 300, methods=("studentised",))[
         "studentised"
     ]
@@ -184,9 +191,10 @@ def test_simulated_coverage_in_its_quick_form(statistic: str, sizes: str) -> Non
 
 
 def test_p_has_no_floor_and_holm_over_many_pairs_can_pass() -> None:
-    """56 pairs of 8 models: 2,000 resamples alone cannot give a p below 0.001, and 56 of these are above 0.05."""
+    """56 pairs of 8 models: 2,000 resamples alone cannot give a p below 0.001, and 56 of these are
+    above 0.05."""
     rng = np.random.default_rng(0)
-    found = []
+    p_values = []
     for _ in range(56):
         values = rng.normal(1.2, 1, 60)
         p = ratio_interval(values, np.ones(60), [f"{i}" for i in range(60)]).p
@@ -194,8 +202,8 @@ def test_p_has_no_floor_and_holm_over_many_pairs_can_pass() -> None:
         assert exact < p < RESOLVED, (
             "beyond the resamples the tail says less than Student's, never more"
         )
-        found.append(p)
-    assert (holm(found) < 0.05).all()
+        p_values.append(p)
+    assert (holm(p_values) < 0.05).all()
 
 
 def test_p_falls_as_the_effect_grows_across_the_resolution() -> None:
@@ -211,7 +219,8 @@ def test_p_falls_as_the_effect_grows_across_the_resolution() -> None:
 
 
 def test_small_p_values_are_rare_without_an_effect() -> None:
-    """Skewed documents, 1,500 samples: p < 0.005 at most 0.9 % of the time (three standard errors above 0.5 % is 1.05 %)."""
+    """Skewed documents, 1,500 samples: p < 0.005 at most 0.9 % of the time (three standard errors
+    above 0.5 % is 1.05 %)."""
     rng = np.random.default_rng(2)
     names = [f"{i}" for i in range(40)]
     p = [ratio_interval(rng.exponential(size=40) - 1, np.ones(40), names).p for _ in range(1500)]

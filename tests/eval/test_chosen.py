@@ -1,4 +1,5 @@
-"""Which rows become items: ids, documents, options, and whose text stands in as the wrong document."""
+"""Which rows become items: ids, documents, options, and whose text stands in as the wrong
+document."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ def test_questions_about_one_context_are_one_document(tmp_path: Path) -> None:
     rows = [
         {"context": "c" * n, "question": f"q{k}", "answer": " a"} for n in (5, 6) for k in range(3)
     ]
-    found = list(read_raw(written(tmp_path / "rows.jsonl", *rows)))
-    assert len({raw.document for raw in found[:3]}) == 1
-    assert len({raw.document for raw in found}) == 2
+    listed = list(read_raw(written(tmp_path / "rows.jsonl", *rows)))
+    assert len({raw.document for raw in listed[:3]}) == 1
+    assert len({raw.document for raw in listed}) == 2
     named = list(
         read_raw(
             written(
@@ -79,12 +80,12 @@ def test_options_beside_an_answer_are_recall_unless_the_task_says_otherwise() ->
 def test_a_wrong_document_does_not_share_the_prompts_beginning() -> None:
     shared, *others = random_texts(4, 600)
     item = lambda name, text: Item(name, name, "recall", text, (" end",))  # noqa: E731
-    found = donors(
+    by_item = donors(
         [item("a", shared + " one"), item("b", shared + " two"), *(item(t[:9], t) for t in others)]
     )
     for name in ("a", "b"):
-        assert shared[:200] not in found[name]
-        assert len(found[name]) >= 1.5 * 600
+        assert shared[:200] not in by_item[name]
+        assert len(by_item[name]) >= 1.5 * 600
     assert donors([item("a", shared + " one"), item("b", shared + " two")]) == {"a": "", "b": ""}
 
 

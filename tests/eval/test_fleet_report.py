@@ -1,4 +1,5 @@
-"""The report of a screening: every pair with its controls, hostile names, and how it looks in a browser."""
+"""The report of a screening: every pair with its controls, hostile names, and how it looks in a
+browser."""
 
 from __future__ import annotations
 
@@ -76,5 +77,5 @@ def test_the_page_fits_a_phone_and_a_screen(
     result: dict[str, Any], tmp_path: Path, width: int, scheme: str
 ) -> None:
     write_fleet_report(tmp_path, result, "kvbridge screen b c")
-    found, log = looked_at(tmp_path / "report.html", tmp_path, width, scheme)
-    check_looks(found, log, width, scheme)
+    looks, log = looked_at(tmp_path / "report.html", tmp_path, width, scheme)
+    check_looks(looks, log, width, scheme)

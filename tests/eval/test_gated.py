@@ -1,4 +1,5 @@
-"""`--gate`: gates that look at nothing, calibrations that are not there, and runs of another gate."""
+"""`--gate`: gates that look at nothing, calibrations that are not there, and runs of another
+gate."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_a_missing_calibration_says_what_else_there_is(demo_asset: Path) -> None
 def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen(
     demo_asset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a calibration on the demo's texts to the curve in the report, as the two commands do it."""
+    """From a calibration on the demo's texts to the curve in the report, as the two commands do
+    it."""
     asset = load_asset(demo_asset)
     sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
     rows = {row.document: row for row in demo_rows("recall")}
@@ -93,8 +95,8 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
         delta=0.5,
         signals=("next_token", "length"),
     )
-    found = calibrate(bridge, samples, config)
-    save_calibration(found, tmp_path / "gate")
+    calibration = calibrate(bridge, samples, config)
+    save_calibration(calibration, tmp_path / "gate")
     monkeypatch.setattr(
         "kvbridge.cli.evaluate.demo_rows", lambda split: chosen if split == "recall" else []
     )

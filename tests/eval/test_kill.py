@@ -1,4 +1,5 @@
-"""`kvbridge eval run` and `kvbridge screen` as real processes, killed without warning: what stands is kept, each row once."""
+"""`kvbridge eval run` and `kvbridge screen` as real processes, killed without warning: what stands
+is kept, each row once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def finish(*arguments: object) -> None:
 
 
 def killed(arguments: tuple[object, ...], rows: Path, more: int, pause_s: float) -> None:
-    """Kills the command once it has written `more` bytes to `rows` and `pause_s` seconds have passed."""
+    """Kills the command once it has written `more` bytes to `rows` and `pause_s` seconds have
+    passed."""
     before = rows.stat().st_size if rows.exists() else 0
     process = start(*arguments)
     try:
@@ -75,12 +77,12 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def same(left: Any, right: Any) -> None:
-    ours, theirs = dict(flat(untimed(left))), dict(flat(untimed(right)))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
+    one, other = dict(flat(untimed(left))), dict(flat(untimed(right)))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
         exact = value is None or isinstance(value, (str, bool))
         assert value == (
-            theirs[name] if exact else pytest.approx(theirs[name], rel=1e-4, abs=1e-5)
+            other[name] if exact else pytest.approx(other[name], rel=1e-4, abs=1e-5)
         ), name
 
 
@@ -94,9 +96,9 @@ def test_a_killed_evaluation_continues_to_the_same_summary(
         killed((*run, tmp_path / "cut"), rows, more, rng.uniform(0, 0.05))
         assert rows.read_bytes().count(b"\n") < ITEMS * len(defaults())
     finish(*run, tmp_path / "cut")
-    found = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
-    keys = {(row["item"], row["condition"]) for row in found}
-    assert len(keys) == len(found) == ITEMS * len(defaults())
+    written = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    keys = {(row["item"], row["condition"]) for row in written}
+    assert len(keys) == len(written) == ITEMS * len(defaults())
     same(
         *(
             json.loads((tmp_path / name / "summary.json").read_text("utf-8"))

@@ -1,4 +1,5 @@
-"""Conditions as routes × tails: names, what is compared with what, and one translation for several tails."""
+"""Conditions as routes × tails: names, what is compared with what, and one translation for several
+tails."""
 
 from __future__ import annotations
 

@@ -59,20 +59,26 @@ FLAGS = [
     "--log-level=0",
     "--virtual-time-budget=4000",
 ]
-PROBE = """<!doctype html><body style="margin:0"><iframe id="frame" style="border:0;width:{width}px;height:900px"></iframe>
+PROBE = """<!doctype html><body style="margin:0">
+<iframe id="frame" style="border:0;width:{width}px;height:900px"></iframe>
 <pre id="found"></pre><script>
 const frame = document.getElementById("frame");
 frame.onload = () => {{
-  const page = frame.contentDocument, view = frame.contentWindow, root = page.documentElement, wide = [];
+  const page = frame.contentDocument, view = frame.contentWindow, root = page.documentElement;
+  const wide = [];
   for (const node of page.body.querySelectorAll("*")) {{
     if (node.closest(".scroll") && !node.matches(".scroll")) continue;
-    if (node.getBoundingClientRect().right > view.innerWidth + 0.5) wide.push(node.tagName + "." + node.className);
+    const right = node.getBoundingClientRect().right;
+    if (right > view.innerWidth + 0.5) wide.push(node.tagName + "." + node.className);
   }}
-  const cut = [...page.querySelectorAll("h1,h2,h3,p,dd,pre,.keys div")].filter(n => n.scrollWidth > n.clientWidth + 1);
+  const texts = [...page.querySelectorAll("h1,h2,h3,p,dd,pre,.keys div")];
+  const cut = texts.filter(n => n.scrollWidth > n.clientWidth + 1);
   document.getElementById("found").textContent = JSON.stringify({{
-    inner: view.innerWidth, scroll: root.scrollWidth, wide: wide.slice(0, 5), cut: cut.map(n => n.outerHTML.slice(0, 90)),
+    inner: view.innerWidth, scroll: root.scrollWidth, wide: wide.slice(0, 5),
+    cut: cut.map(n => n.outerHTML.slice(0, 90)),
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
-    background: view.getComputedStyle(page.body).backgroundColor, sections: page.querySelectorAll("section").length,
+    background: view.getComputedStyle(page.body).backgroundColor,
+    sections: page.querySelectorAll("section").length,
   }});
 }};
 frame.src = {page};
@@ -186,12 +192,12 @@ def test_worst_items_are_the_worst_and_their_text_is_cut(rows_of: MakeRows) -> N
         else r
         for r in rows_of()
     ]
-    found = worst_items(rows, {"d003i1": "x" * 5000})
-    assert (found[0].item, found[0].document, found[0].task) == ("d003i1", "doc-3", "continuation")
-    assert found[0].text is not None
-    assert len(found[0].text) <= TEXT_CHARACTERS + 2
-    assert found[1].text is None
-    assert len([w for w in found if w.task == "continuation"]) == 8
+    worst = worst_items(rows, {"d003i1": "x" * 5000})
+    assert (worst[0].item, worst[0].document, worst[0].task) == ("d003i1", "doc-3", "continuation")
+    assert worst[0].text is not None
+    assert len(worst[0].text) <= TEXT_CHARACTERS + 2
+    assert worst[1].text is None
+    assert len([w for w in worst if w.task == "continuation"]) == 8
 
 
 def test_a_summary_read_back_from_its_file_gives_the_same_page(full: tuple) -> None:
@@ -217,9 +223,9 @@ def test_a_summary_read_back_from_its_file_gives_the_same_page(full: tuple) -> N
 def test_thin_results_still_make_a_report(
     rows_of: MakeRows, rows: Callable, tmp_path: Path
 ) -> None:
-    found = rows(rows_of)
-    summary = summarise(found)
-    page, markdown = write_report(tmp_path / "new", summary, found)
+    all_rows = rows(rows_of)
+    summary = summarise(all_rows)
+    page, markdown = write_report(tmp_path / "new", summary, all_rows)
     parse(page.read_text())
     assert summary["headline"].split(":")[0] in markdown.read_text()
     assert sorted(path.name for path in page.parent.iterdir()) == ["report.html", "summary.md"]
@@ -332,14 +338,14 @@ def looked_at(page: Path, folder: Path, width: int, scheme: str) -> tuple[dict[s
     return json.loads(html.unescape(shown[1])), run.stderr
 
 
-def check_looks(found: dict[str, Any], log: str, width: int, scheme: str) -> None:
+def check_looks(looks: dict[str, Any], log: str, width: int, scheme: str) -> None:
     """Nothing overflows, nothing is cut, the scheme is followed, no error is logged."""
-    assert found["inner"] == width
-    assert found["scroll"] <= width
-    assert found["wide"] == []
-    assert found["cut"] == []
-    assert found["dark"] == (scheme == "dark")
-    assert ("251, 251, 250" in found["background"]) == (scheme == "light")
+    assert looks["inner"] == width
+    assert looks["scroll"] <= width
+    assert looks["wide"] == []
+    assert looks["cut"] == []
+    assert looks["dark"] == (scheme == "dark")
+    assert ("251, 251, 250" in looks["background"]) == (scheme == "light")
     assert "CONSOLE" not in log
 
 
@@ -354,9 +360,9 @@ def test_nothing_overflows_and_no_error_is_logged_in_chromium(
     summary, rows, texts = full
     long = {item: text + " " + "w" * 400 for item, text in texts.items()}
     page, _ = write_report(tmp_path, summary, rows, META, long)
-    found, log = looked_at(page, tmp_path, width, scheme)
-    check_looks(found, log, width, scheme)
-    assert found["sections"] == 8
+    looks, log = looked_at(page, tmp_path, width, scheme)
+    check_looks(looks, log, width, scheme)
+    assert looks["sections"] == 8
 
 
 def test_items_left_out_are_not_counted_as_measured_and_no_verdict_is_shown(

@@ -13,9 +13,9 @@ from kvbridge.eval.statistics.routing import CallCurve, call_curve, risk_coverag
 
 
 def recovered(curve: CallCurve) -> np.ndarray:
-    found = curve.recovered()
-    assert not isinstance(found, NotShown)
-    return found
+    area = curve.recovered()
+    assert not isinstance(area, NotShown)
+    return area
 
 
 def test_a_perfect_router_by_hand() -> None:
@@ -57,8 +57,8 @@ losses = st.lists(st.tuples(st.floats(0, 5), st.integers(0, 3)), min_size=1, max
 
 @settings(max_examples=60, deadline=None)
 @given(losses)
-def test_aurc_is_the_mean_over_every_order_of_tied_scores(found: list[tuple[float, int]]) -> None:
-    loss, score = (np.array(column, dtype=float) for column in zip(*found, strict=True))
+def test_aurc_is_the_mean_over_every_order_of_tied_scores(scored: list[tuple[float, int]]) -> None:
+    loss, score = (np.array(column, dtype=float) for column in zip(*scored, strict=True))
     n, areas = len(loss), []
     for order in itertools.permutations(range(n)):
         if all(score[a] <= score[b] for a, b in itertools.pairwise(order)):
@@ -80,10 +80,10 @@ def test_risk_of_the_best_order_has_no_excess() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=40), st.randoms()
 )
-def test_the_order_of_items_does_not_matter(found: list[tuple[int, int]], random) -> None:
-    shuffled = list(found)
+def test_the_order_of_items_does_not_matter(scored: list[tuple[int, int]], random) -> None:
+    shuffled = list(scored)
     random.shuffle(shuffled)
-    first, second = (risk_coverage(*zip(*rows, strict=True)) for rows in (found, shuffled))
+    first, second = (risk_coverage(*zip(*rows, strict=True)) for rows in (scored, shuffled))
     np.testing.assert_array_equal(first.risk, second.risk)
     assert first.aurc == second.aurc
 

@@ -1,4 +1,5 @@
-"""Tasks, conditions and runs on tiny models: figures against plain forwards, cuts, and inputs that cannot be used."""
+"""Tasks, conditions and runs on tiny models: figures against plain forwards, cuts, and inputs that
+cannot be used."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def test_every_condition_scores_every_item_or_says_why(name: str) -> None:
 def test_native_loss_is_that_of_one_plain_forward() -> None:
     for item in items():
         start = condition("native")(Prompt(setup(), item, ""))
-        found = TASKS[item.task].score(item, start)
-        assert found.loss == pytest.approx(native_nats(item.prompt, item.answers[0]), abs=1e-4)
+        scored = TASKS[item.task].score(item, start)
+        assert scored.loss == pytest.approx(native_nats(item.prompt, item.answers[0]), abs=1e-4)
 
 
 def test_tail_only_is_a_forward_of_sinks_and_tail_at_their_own_positions() -> None:

@@ -90,10 +90,10 @@ def test_one_pair_twice_is_refused(fleet: list[Screened]) -> None:
 
 
 def test_fleet_bytes_spell_out_the_pairs() -> None:
-    found = fleet_bytes({("a", "b"): 100, ("b", "a"): 300}, ["a", "b", "c"])
-    assert (found["pairs"], found["measured"], found["total_bytes"]) == (6, 2, 1200)
-    assert "3 models are P(P − 1) = 3 × 2 = 6 ordered pairs" in found["words"]
-    assert "4 of them estimated" in found["words"]
+    sizes = fleet_bytes({("a", "b"): 100, ("b", "a"): 300}, ["a", "b", "c"])
+    assert (sizes["pairs"], sizes["measured"], sizes["total_bytes"]) == (6, 2, 1200)
+    assert "3 models are P(P − 1) = 3 × 2 = 6 ordered pairs" in sizes["words"]
+    assert "4 of them estimated" in sizes["words"]
     assert fleet_bytes({}, ["a", "b"])["total_bytes"] is None
     assert fleet_bytes({}, ["a"])["pairs"] == 0
     with pytest.raises(EvalError, match="named twice"):
@@ -123,9 +123,9 @@ def test_correlations_are_scipy_s_and_corrected() -> None:
         "noise": rng.normal(size=14),
         "flat": np.ones(14),
     }
-    found = correlations(predictors, outcome)
-    assert isinstance(found, dict)
-    good, noise = found["good"], found["noise"]
+    by_predictor = correlations(predictors, outcome)
+    assert isinstance(by_predictor, dict)
+    good, noise = by_predictor["good"], by_predictor["noise"]
     assert isinstance(good, dict)
     assert isinstance(noise, dict)
     assert good["spearman"] == pytest.approx(
@@ -139,7 +139,7 @@ def test_correlations_are_scipy_s_and_corrected() -> None:
     assert [good["p_holm"], noise["p_holm"]] == pytest.approx(
         multipletests(raw, method="holm")[1], rel=1e-5
     )
-    assert isinstance(found["flat"], NotShown)
+    assert isinstance(by_predictor["flat"], NotShown)
 
 
 def test_nine_pairs_are_too_few_to_speak_of_a_correlation() -> None:
@@ -156,12 +156,12 @@ def test_nine_pairs_are_too_few_to_speak_of_a_correlation() -> None:
 
 
 def test_the_screening_summary_is_plain_json_and_its_table_fits(fleet: list[Screened]) -> None:
-    found = screening_summary(fleet)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert "correlations need 10" in found["correlation_with_recovery"]["refused"]
-    assert found["fleet"]["pairs"] == 6
+    summary = screening_summary(fleet)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert "correlations need 10" in summary["correlation_with_recovery"]["refused"]
+    assert summary["fleet"]["pairs"] == 6
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(screening_table(found))
+    console.print(screening_table(summary))
     text = console.export_text()
     assert "cascade instead" in text
     assert "190 tokens" in text
@@ -179,10 +179,10 @@ def test_a_predictor_that_is_zero_is_a_value_and_a_missing_one_is_not(rows_of: M
         Screened(p.sender, p.receiver, p.predictors, _with_recovery(dict(summary), float(r)))
         for p, r in zip(pairs, recoveries, strict=True)
     ]
-    found = screening_summary(changed)["correlation_with_recovery"]
-    assert found["x"]["pairs"] == 11
-    assert found["y"]["pairs"] == 10
-    assert found["x"]["spearman"] == pytest.approx(1.0)
+    correlated = screening_summary(changed)["correlation_with_recovery"]
+    assert correlated["x"]["pairs"] == 11
+    assert correlated["y"]["pairs"] == 10
+    assert correlated["x"]["spearman"] == pytest.approx(1.0)
 
 
 def _with_recovery(summary: dict, recovery: float) -> dict:

@@ -20,7 +20,8 @@ from kvbridge.fitting.splits import split_of
 
 @pytest.fixture(scope="module")
 def unsplit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, str]]:
-    """Texts in one file that names no splits, an asset fitted on it, and the split of each document."""
+    """Texts in one file that names no splits, an asset fitted on it, and the split of each
+    document."""
     folder = tmp_path_factory.mktemp("unsplit")
     rows = [json.loads(line) for line in demo.texts("train").read_text("utf-8").splitlines()]
     chosen = list({row["document"]: row for row in rows}.values())[:40]
@@ -83,8 +84,8 @@ def test_a_gate_is_calibrated_on_what_the_fit_held_out(
     unsplit: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, asset, splits = unsplit
-    found = samples_of(str(data), "next_token", None, load_asset(asset).manifest.knows)
-    assert {splits[sample.document] for sample in found} == {"test"}
+    samples = samples_of(str(data), "next_token", None, load_asset(asset).manifest.knows)
+    assert {splits[sample.document] for sample in samples} == {"test"}
     left_out = sum(split != "test" for split in splits.values())
     assert f"{left_out} of {len(splits)} rows left out" in capsys.readouterr().err
 

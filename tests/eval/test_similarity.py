@@ -54,7 +54,8 @@ def test_biased_cka_is_kornblith_s_formula_in_a_plain_loop() -> None:
 
 
 def test_unbiased_hsic_is_the_mean_over_all_quadruples() -> None:
-    """Song et al.'s U-statistic by its definition: over distinct i, j, q, r of K_ij (L_ij + L_qr − 2 L_iq)."""
+    """Song et al.'s U-statistic by its definition: over distinct i, j, q, r of
+    K_ij (L_ij + L_qr − 2 L_iq)."""
     from itertools import permutations
 
     from kvbridge.eval.screen.similarity import _unbiased_hsic
@@ -69,9 +70,9 @@ def test_unbiased_hsic_is_the_mean_over_all_quadruples() -> None:
 
 def test_only_the_debiased_cka_of_unrelated_wide_matrices_is_about_zero() -> None:
     rng = np.random.default_rng(0)
-    found = [(rng.normal(size=(64, 400)), rng.normal(size=(64, 400))) for _ in range(10)]
-    assert np.mean([linear_cka(x, y, debiased=False) for x, y in found]) > 0.8
-    assert abs(np.mean([linear_cka(x, y) for x, y in found])) < 0.02
+    pairs = [(rng.normal(size=(64, 400)), rng.normal(size=(64, 400))) for _ in range(10)]
+    assert np.mean([linear_cka(x, y, debiased=False) for x, y in pairs]) > 0.8
+    assert abs(np.mean([linear_cka(x, y) for x, y in pairs])) < 0.02
 
 
 def test_cka_of_a_constant_is_nan() -> None:
@@ -80,10 +81,10 @@ def test_cka_of_a_constant_is_nan() -> None:
 
 def test_canonical_correlations_are_scikit_learn_s() -> None:
     x, y = matrices(noise=3.0, p=6, q=4)
-    ours = canonical_correlations(x, y, variance=1.0)
+    correlations = canonical_correlations(x, y, variance=1.0)
     a, b = CCA(n_components=4, max_iter=5000, tol=1e-12).fit_transform(x, y)
-    theirs = [np.corrcoef(a[:, i], b[:, i])[0, 1] for i in range(4)]
-    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    oracle = [np.corrcoef(a[:, i], b[:, i])[0, 1] for i in range(4)]
+    np.testing.assert_allclose(correlations, oracle, atol=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -130,7 +131,8 @@ def test_held_out_r2_is_scikit_learn_s_ridge_over_document_folds() -> None:
 
 
 def test_lambda_is_the_one_that_generalised_cross_validation_picks() -> None:
-    """RidgeCV's exact leave-one-out picks the same α here; the two criteria agree where leverages are even."""
+    """RidgeCV's exact leave-one-out picks the same α here; the two criteria agree where leverages
+    are even."""
     x, y = matrices(rows=60, p=40, noise=30.0)
     documents = documents_of(60)
     scale = ((x - x.mean(axis=0)) ** 2).sum() / 40
@@ -145,16 +147,16 @@ def test_lambda_is_the_one_that_generalised_cross_validation_picks() -> None:
 
 def test_held_out_r2_of_unrelated_matrices_is_not_above_zero() -> None:
     rng = np.random.default_rng(0)
-    found = held_out_r2(rng.normal(size=(100, 300)), rng.normal(size=(100, 20)), documents_of(100))
-    assert -0.2 < found.mean() < 0.02
+    r2 = held_out_r2(rng.normal(size=(100, 300)), rng.normal(size=(100, 20)), documents_of(100))
+    assert -0.2 < r2.mean() < 0.02
 
 
 def test_dead_columns_are_nan_and_others_are_not_clipped() -> None:
     x, y = matrices()
     y[:, 0] = 4.0
-    found = held_out_r2(x, y, documents_of(200))
-    assert np.isnan(found[0])
-    assert (found[1:] > 0.9).all()
+    r2 = held_out_r2(x, y, documents_of(200))
+    assert np.isnan(r2[0])
+    assert (r2[1:] > 0.9).all()
     shifted = y + np.repeat(np.arange(8.0) * 40, 25)[:, None]
     assert held_out_r2(x, shifted, documents_of(200), relative_lambdas=[1e-4])[1:].min() < 0
 

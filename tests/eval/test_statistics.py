@@ -28,13 +28,13 @@ answers = st.lists(
 )
 
 
-def known(found: Interval | NotShown) -> Interval:
-    assert isinstance(found, Interval), found
-    return found
+def known(figure: Interval | NotShown) -> Interval:
+    assert isinstance(figure, Interval), figure
+    return figure
 
 
-def columns(found: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[str]]:
-    t, s, d = zip(*found, strict=True)
+def columns(outcomes: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[str]]:
+    t, s, d = zip(*outcomes, strict=True)
     return list(t), list(s), [f"d{x}" for x in d]
 
 
@@ -47,8 +47,8 @@ CLUSTERS = [f"d{i // 4}" for i in range(200)]
 
 @settings(max_examples=100, deadline=None)
 @given(answers)
-def test_the_identity_holds_exactly(found: list[tuple[int, int, int]]) -> None:
-    t, s, documents = columns(found)
+def test_the_identity_holds_exactly(outcomes: list[tuple[int, int, int]]) -> None:
+    t, s, documents = columns(outcomes)
     parts = identity(t, s, documents)
     n, wrong = len(t), sum(1 - x for x in s)
     assert parts.sender_wrong == wrong
@@ -65,10 +65,10 @@ def test_the_identity_holds_exactly(found: list[tuple[int, int, int]]) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(answers, st.randoms(use_true_random=False))
-def test_permuting_items_changes_nothing(found: list[tuple[int, int, int]], random) -> None:
-    shuffled = list(found)
+def test_permuting_items_changes_nothing(outcomes: list[tuple[int, int, int]], random) -> None:
+    shuffled = list(outcomes)
     random.shuffle(shuffled)
-    assert repr(identity(*columns(found))) == repr(identity(*columns(shuffled)))
+    assert repr(identity(*columns(outcomes))) == repr(identity(*columns(shuffled)))
 
 
 def test_identity_without_a_wrong_or_a_right_sender() -> None:
@@ -85,29 +85,32 @@ def test_identity_without_a_wrong_or_a_right_sender() -> None:
 def test_mcnemar_is_that_of_statsmodels(b: int, c: int, both: int) -> None:
     first = [1] * b + [0] * c + [1] * both + [0]
     second = [0] * b + [1] * c + [1] * both + [0]
-    found = mcnemar_exact(first, second)
-    assert (found.only_first, found.only_second) == (b, c)
+    test = mcnemar_exact(first, second)
+    assert (test.only_first, test.only_second) == (b, c)
     if b + c:
-        assert found.p == pytest.approx(
+        assert test.p == pytest.approx(
             float(mcnemar([[both, b], [c, 1]], exact=True).pvalue), rel=1e-9
         )
     else:
-        assert found.p == 1.0
+        assert test.p == 1.0
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_wilson_is_that_of_statsmodels_and_scipy(trials: int, share: float) -> None:
     successes = round(trials * share)
-    found = wilson(successes, trials)
-    assert found == pytest.approx(proportion_confint(successes, trials, method="wilson"), abs=1e-12)
-    theirs = stats.binomtest(successes, trials).proportion_ci(method="wilson")
-    assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    interval = wilson(successes, trials)
+    assert interval == pytest.approx(
+        proportion_confint(successes, trials, method="wilson"), abs=1e-12
+    )
+    oracle = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    assert interval == pytest.approx((oracle.low, oracle.high), abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
 def test_holm_is_that_of_statsmodels(count: int) -> None:
-    """Few calls: multipletests collects garbage each time, which takes longer than everything else here."""
+    """Few calls: multipletests collects garbage each time, which takes longer than everything else
+    here."""
     p = np.random.default_rng(count).beta(0.3, 2, count).round(3)
     np.testing.assert_allclose(holm(p), multipletests(p, method="holm")[1], atol=1e-15)
 
@@ -145,16 +148,16 @@ def test_recovery_of_native_is_one_and_of_no_context_zero(
 
 
 def test_recovery_is_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
-    found = known(recovery([60.0, 11.0], [50.0, 10.0], [100.0, 12.0], ["a", "b"]))
-    assert found.estimate == pytest.approx((40 + 1) / (50 + 2))
+    figure = known(recovery([60.0, 11.0], [50.0, 10.0], [100.0, 12.0], ["a", "b"]))
+    assert figure.estimate == pytest.approx((40 + 1) / (50 + 2))
 
 
 def test_recovery_is_refused_where_context_does_not_help() -> None:
     rng = np.random.default_rng(0)
     native, floor = rng.normal(100, 10, 200), rng.normal(100, 10, 200)
-    found = recovery(native, native, floor, CLUSTERS)
-    assert isinstance(found, NotShown)
-    assert "context does not help" in found.because
+    figure = recovery(native, native, floor, CLUSTERS)
+    assert isinstance(figure, NotShown)
+    assert "context does not help" in figure.because
     assert isinstance(recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"]), NotShown)
     worse = recovery([5.0, 4.0], [9.0, 9.0], [4.0, 3.0], ["a", "b"])
     assert isinstance(worse, NotShown)
@@ -171,19 +174,19 @@ def test_retention_and_its_floor() -> None:
 
 
 def test_floor_normalised_is_refused_for_a_receiver_at_chance() -> None:
-    found = floor_normalised(
+    figure = floor_normalised(
         binary(0.25, 200, 1), binary(0.25, 200, 2), np.full(200, 0.25), CLUSTERS
     )
-    assert isinstance(found, NotShown)
-    assert "not above chance" in found.because
+    assert isinstance(figure, NotShown)
+    assert "not above chance" in figure.because
 
 
 def test_share_of_the_gap() -> None:
     s, d = binary(0.3, 200, 1), np.maximum(binary(0.3, 200, 1), binary(0.8, 200, 2))
     g = np.where(np.arange(200) % 2 == 0, d, s)
-    found = gap_recovered(s, d, g, CLUSTERS)
-    assert isinstance(found, Interval)
-    assert found.estimate == pytest.approx((g.sum() - s.sum()) / (d.sum() - s.sum()))
+    figure = gap_recovered(s, d, g, CLUSTERS)
+    assert isinstance(figure, Interval)
+    assert figure.estimate == pytest.approx((g.sum() - s.sum()) / (d.sum() - s.sum()))
     whole = known(gap_recovered(s, d, d, CLUSTERS))
     assert (whole.estimate, whole.known) == (1.0, False)
 
@@ -191,10 +194,10 @@ def test_share_of_the_gap() -> None:
 def test_the_share_of_a_gap_that_may_not_exist_is_refused_with_the_interval() -> None:
     s = binary(0.6, 200, 1)
     d = binary(0.62, 200, 2)
-    found = gap_recovered(s, d, d, CLUSTERS)
-    assert isinstance(found, NotShown)
-    assert "contains 0" in found.because
-    assert "[" in found.because
+    figure = gap_recovered(s, d, d, CLUSTERS)
+    assert isinstance(figure, NotShown)
+    assert "contains 0" in figure.because
+    assert "[" in figure.because
     below = gap_recovered(np.ones(200), binary(0.5, 200, 3), s, CLUSTERS)
     assert isinstance(below, NotShown)
     assert "no gap to recover" in below.because
@@ -205,12 +208,12 @@ def test_the_share_of_a_gap_that_may_not_exist_is_refused_with_the_interval() ->
 
 def test_a_share_stays_in_its_range_and_falls_back_to_wilson() -> None:
     values = np.ones(200)
-    found = proportion(values, CLUSTERS)
-    assert (found.low, found.high) == wilson(50, 50)
+    figure = proportion(values, CLUSTERS)
+    assert (figure.low, figure.high) == wilson(50, 50)
     nearly = values.copy()
     nearly[[0, 40, 90]] = 0
-    found = proportion(nearly, CLUSTERS)
-    assert 0.9 < found.low < found.estimate < found.high <= 1.0
+    figure = proportion(nearly, CLUSTERS)
+    assert 0.9 < figure.low < figure.estimate < figure.high <= 1.0
 
 
 def test_a_share_whose_interval_would_pass_one_is_cut() -> None:
@@ -224,10 +227,10 @@ def test_a_share_whose_interval_would_pass_one_is_cut() -> None:
 
 def test_the_difference_is_that_of_the_means() -> None:
     a, b = binary(0.7, 200, 1), binary(0.5, 200, 2)
-    found = difference(a, b, CLUSTERS)
-    assert found.estimate == pytest.approx(a.mean() - b.mean())
+    figure = difference(a, b, CLUSTERS)
+    assert figure.estimate == pytest.approx(a.mean() - b.mean())
     mirrored = difference(b, a, CLUSTERS)
-    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low), abs=0.01)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-figure.high, -figure.low), abs=0.01)
 
 
 def test_items_needed_for_two_points() -> None:
@@ -267,13 +270,13 @@ def test_differences_without_spread_get_the_bound_of_the_sign_test(documents: in
     assert (won.low, won.high) == pytest.approx((2 * exact.low - 1, 1.0))
     assert equal.p == 1.0
     assert -equal.low == equal.high == pytest.approx(1 - exact.low)
-    assert all(items_for_half_width(found, 3 * documents) is None for found in (won, lost, equal))
+    assert all(items_for_half_width(figure, 3 * documents) is None for figure in (won, lost, equal))
 
 
 def test_losses_without_spread_have_no_interval() -> None:
-    found = difference(np.full(12, 1.5), np.ones(12), [f"d{i}" for i in range(12)])
-    assert not found.known
-    assert found.p == 2 * 0.5**12
+    figure = difference(np.full(12, 1.5), np.ones(12), [f"d{i}" for i in range(12)])
+    assert not figure.known
+    assert figure.p == 2 * 0.5**12
     kept = known(retention(np.full(12, 0.5), np.ones(12), [f"d{i}" for i in range(12)]))
     assert kept.estimate == 0.5
     assert not kept.known
@@ -281,6 +284,6 @@ def test_losses_without_spread_have_no_interval() -> None:
 
 def test_parts_of_documents_won_alike_are_bounded_over_documents() -> None:
     values, names = np.tile([1.0, 0.0], 20), [f"d{i // 2}" for i in range(40)]
-    found = difference(values, np.zeros(40), names)
-    assert found.estimate == 0.5
-    assert -0.1 < found.low < 0.5 < found.high < 1
+    figure = difference(values, np.zeros(40), names)
+    assert figure.estimate == 0.5
+    assert -0.1 < figure.low < 0.5 < figure.high < 1

@@ -43,7 +43,7 @@ def test_the_order_of_rows_changes_no_byte(rows_of: MakeRows) -> None:
 
 
 def test_the_shape_that_others_rely_on(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(gated=True), META)
+    summary = summarise(rows_of(gated=True), META)
     assert {
         "schema",
         "pair",
@@ -52,10 +52,10 @@ def test_the_shape_that_others_rely_on(rows_of: MakeRows) -> None:
         "denominators",
         "verdict",
         "timings",
-    } <= found.keys()
-    assert found["n"] == 240
-    assert found["timings"] == {"fit_s": 2.5}
-    assert found["pair"] == META["pair"]
+    } <= summary.keys()
+    assert summary["n"] == 240
+    assert summary["timings"] == {"fit_s": 2.5}
+    assert summary["pair"] == META["pair"]
     for name in (
         "native",
         "sender",
@@ -65,7 +65,7 @@ def test_the_shape_that_others_rely_on(rows_of: MakeRows) -> None:
         "tail_only32",
         "gated",
     ):
-        condition = found["conditions"][name]
+        condition = summary["conditions"][name]
         for metric in (
             "loss",
             "recovery",
@@ -80,35 +80,35 @@ def test_the_shape_that_others_rely_on(rows_of: MakeRows) -> None:
                 assert ci is None
             else:
                 assert ci is None or ci[0] <= value <= ci[1]
-    assert found["conditions"]["sender"]["kl"] is None
-    assert found["conditions"]["sender"]["loss_per_token"] is None
-    assert found["conditions"]["native"]["loss_per_token"] > 0
-    assert set(found["denominators"]) == {"standalone", "cascading"}
-    assert set(found["denominators"]["cascading"]) == {"continuation", "recall"}
-    json.dumps(found, allow_nan=False)
+    assert summary["conditions"]["sender"]["kl"] is None
+    assert summary["conditions"]["sender"]["loss_per_token"] is None
+    assert summary["conditions"]["native"]["loss_per_token"] > 0
+    assert set(summary["denominators"]) == {"standalone", "cascading"}
+    assert set(summary["denominators"]["cascading"]) == {"continuation", "recall"}
+    json.dumps(summary, allow_nan=False)
 
 
 def test_the_figures_are_those_of_a_plain_loop(rows_of: MakeRows) -> None:
     rows = rows_of()
-    found = summarise(rows, META)["conditions"]
+    summary = summarise(rows, META)["conditions"]
     cells = {(r.item, r.task, r.condition): r for r in rows}
     items = sorted({r.item for r in rows})
 
     def total(condition: str, field: str, task: str = "continuation") -> float:
         return sum(getattr(cells[item, task, condition], field) or 0 for item in items)
 
-    assert found["translated"]["loss"] == pytest.approx(
+    assert summary["translated"]["loss"] == pytest.approx(
         total("translated", "loss") / total("translated", "characters"), rel=1e-5
     )
     recovery = (total("no_context", "loss") - total("translated", "loss")) / (
         total("no_context", "loss") - total("native", "loss")
     )
-    assert found["translated"]["recovery"] == pytest.approx(recovery, rel=1e-5)
-    assert found["translated"]["accuracy"] == pytest.approx(
+    assert summary["translated"]["recovery"] == pytest.approx(recovery, rel=1e-5)
+    assert summary["translated"]["accuracy"] == pytest.approx(
         total("translated", "correct", "recall") / 120, rel=1e-5
     )
-    assert found["native"]["recovery"] == 1.0
-    assert found["no_context"]["recovery"] == 0.0
+    assert summary["native"]["recovery"] == 1.0
+    assert summary["no_context"]["recovery"] == 0.0
 
 
 def test_kl_and_agreement_are_means_over_positions_not_items(rows_of: MakeRows) -> None:
@@ -118,20 +118,21 @@ def test_kl_and_agreement_are_means_over_positions_not_items(rows_of: MakeRows) 
     ]
     scored = [r for r in rows if (r.condition, r.task) == ("translated", "continuation")]
     weight = sum(r.tokens for r in scored)
-    found = summarise(rows)["conditions"]["translated"]
-    assert found["kl"] == pytest.approx(
+    summary = summarise(rows)["conditions"]["translated"]
+    assert summary["kl"] == pytest.approx(
         sum((r.kl or 0) * r.tokens for r in scored) / weight, rel=1e-5
     )
-    assert found["agreement"] == pytest.approx(
+    assert summary["agreement"] == pytest.approx(
         sum((r.agreement or 0) * r.tokens for r in scored) / weight, rel=1e-5
     )
-    assert found["loss_per_token"] == pytest.approx(
+    assert summary["loss_per_token"] == pytest.approx(
         sum(r.loss or 0 for r in scored) / weight, rel=1e-5
     )
 
 
 def test_recovery_and_the_sender_are_compared_per_character(rows_of: MakeRows) -> None:
-    """A sender that scored each continuation with one more character of the same loss rate keeps its figures."""
+    """A sender that scored each continuation with one more character of the same loss rate keeps
+    its figures."""
     rows = rows_of()
     stretched = [
         replace(r, characters=2 * r.characters, loss=2 * (r.loss or 0))
@@ -149,7 +150,7 @@ def test_recovery_and_the_sender_are_compared_per_character(rows_of: MakeRows) -
 
 def test_both_denominators(rows_of: MakeRows) -> None:
     rows = rows_of(documents=60)
-    found = summarise(rows)["denominators"]
+    summary = summarise(rows)["denominators"]
     right = {
         name: np.array(
             [
@@ -161,8 +162,8 @@ def test_both_denominators(rows_of: MakeRows) -> None:
         for name in ("native", "sender", "translated")
     }
     t, s, d = right["translated"], right["sender"], right["native"]
-    recall = found["cascading"]["recall"]["translated"]
-    assert found["standalone"]["recall"]["translated"]["retention"]["value"] == pytest.approx(
+    recall = summary["cascading"]["recall"]["translated"]
+    assert summary["standalone"]["recall"]["translated"]["retention"]["value"] == pytest.approx(
         t.sum() / d.sum(), rel=1e-5
     )
     assert recall["share_of_gap"]["value"] == pytest.approx(
@@ -171,7 +172,7 @@ def test_both_denominators(rows_of: MakeRows) -> None:
     parts = recall["identity"]
     assert parts["gained"] - parts["harmed"] == int(t.sum() - s.sum())
     assert recall["over_sender"]["value"] == pytest.approx((t.mean() - s.mean()), rel=1e-5)
-    continuation = found["cascading"]["continuation"]["translated"]
+    continuation = summary["cascading"]["continuation"]["translated"]
     assert continuation["identity"] is None
     assert continuation["over_sender"]["value"] > 0
 
@@ -182,10 +183,10 @@ def test_the_share_of_the_gap_in_nats_counts_less_loss_as_better(rows_of: MakeRo
         name: c["loss"]
         for name, c in summarise(rows)["tasks"]["continuation"]["conditions"].items()
     }
-    found = summarise(rows)["denominators"]["cascading"]["continuation"]["translated"]
+    summary = summarise(rows)["denominators"]["cascading"]["continuation"]["translated"]
     expected = (rate["sender"] - rate["translated"]) / (rate["sender"] - rate["native"])
-    assert found["share_of_gap"]["value"] == pytest.approx(expected, rel=1e-4)
-    assert found["receiver_over_sender"]["value"] == pytest.approx(
+    assert summary["share_of_gap"]["value"] == pytest.approx(expected, rel=1e-4)
+    assert summary["receiver_over_sender"]["value"] == pytest.approx(
         rate["sender"] - rate["native"], rel=1e-4
     )
 
@@ -205,12 +206,12 @@ def test_no_figure_has_more_than_six_digits(rows_of: MakeRows) -> None:
 
 
 def test_a_gap_that_may_not_exist_is_refused_in_words(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(correct={"native": 0.56, "sender": 0.56}))["denominators"][
+    summary = summarise(rows_of(correct={"native": 0.56, "sender": 0.56}))["denominators"][
         "cascading"
     ]["recall"]
-    assert found["translated"]["share_of_gap"]["value"] is None
-    assert "contains 0" in found["translated"]["share_of_gap"]["refused"]
-    assert found["translated"]["over_sender"]["value"] is not None
+    assert summary["translated"]["share_of_gap"]["value"] is None
+    assert "contains 0" in summary["translated"]["share_of_gap"]["refused"]
+    assert summary["translated"]["over_sender"]["value"] is not None
 
 
 def test_failed_excluded_and_missing_rows_are_counted_and_change_nothing_else(
@@ -227,40 +228,40 @@ def test_failed_excluded_and_missing_rows_are_counted_and_change_nothing_else(
         elif (row.item, row.task, row.condition) == ("d000i3", "recall", "token_only"):
             continue
         changed.append(row)
-    found = summarise(changed)
-    assert found["counts"]["excluded"] == 2
-    assert found["counts"]["failed"] == 1
-    assert found["counts"]["missing"] == 1
-    assert found["counts"]["missing_by_condition"] == {"recall/token_only": 1}
-    assert found["counts"]["reasons"] == {
+    summary = summarise(changed)
+    assert summary["counts"]["excluded"] == 2
+    assert summary["counts"]["failed"] == 1
+    assert summary["counts"]["missing"] == 1
+    assert summary["counts"]["missing_by_condition"] == {"recall/token_only": 1}
+    assert summary["counts"]["reasons"] == {
         "excluded: not finite: loss": 2,
         "failed: out of memory": 1,
     }
-    recovery = found["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
+    recovery = summary["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
     left = [row for row in rows if row.item not in ("d000i0", "d000i1") or row.task == "recall"]
     assert (
         recovery == summarise(left)["tasks"]["continuation"]["conditions"]["translated"]["recovery"]
     )
-    assert found["denominators"]["cascading"]["recall"]["translated"]["n"] == 119
+    assert summary["denominators"]["cascading"]["recall"]["translated"]["n"] == 119
 
 
 def test_a_row_that_failed_late_keeps_its_figures_out_of_every_mean(rows_of: MakeRows) -> None:
     rows = rows_of(documents=12)
     half = [replace(r, status="failed", reason="cut") if r.document == "doc-3" else r for r in rows]
     without = [r for r in rows if r.document != "doc-3"]
-    found, expected = summarise(half), summarise(without)
-    assert found["conditions"] == expected["conditions"]
-    assert found["denominators"] == expected["denominators"]
-    assert found["counts"]["failed"] == len(rows) - len(without)
+    summary, expected = summarise(half), summarise(without)
+    assert summary["conditions"] == expected["conditions"]
+    assert summary["denominators"] == expected["denominators"]
+    assert summary["counts"]["failed"] == len(rows) - len(without)
 
 
 def test_one_item_gives_figures_without_intervals(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(documents=1, per_document=1))
-    assert found["conditions"]["translated"]["loss"] > 0
-    assert found["conditions"]["translated"]["loss_ci"] is None
-    assert found["verdict"] == "prefill"
-    assert "documents" in found["headline"]
-    dumps(found)
+    summary = summarise(rows_of(documents=1, per_document=1))
+    assert summary["conditions"]["translated"]["loss"] > 0
+    assert summary["conditions"]["translated"]["loss_ci"] is None
+    assert summary["verdict"] == "prefill"
+    assert "documents" in summary["headline"]
+    dumps(summary)
 
 
 def test_all_rows_failed_is_still_a_summary(rows_of: MakeRows) -> None:
@@ -277,11 +278,11 @@ def test_all_rows_failed_is_still_a_summary(rows_of: MakeRows) -> None:
         )
         for r in rows_of(documents=3)
     ]
-    found = summarise(rows)
-    assert found["verdict"] is None
-    assert found["headline"].startswith("Not judged")
-    assert found["counts"]["ok"] == 0
-    dumps(found)
+    summary = summarise(rows)
+    assert summary["verdict"] is None
+    assert summary["headline"].startswith("Not judged")
+    assert summary["counts"]["ok"] == 0
+    dumps(summary)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +321,8 @@ def test_the_median_interval_is_distribution_free() -> None:
     rng = np.random.default_rng(0)
     held = 0
     for _ in range(1000):
-        found = median(rng.lognormal(0, 1.5, 41))
-        held += found.contains(1.0)
+        interval = median(rng.lognormal(0, 1.5, 41))
+        held += interval.contains(1.0)
     assert 0.94 <= held / 1000 <= 0.99
     assert not median(np.arange(5.0)).known
 

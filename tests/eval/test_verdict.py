@@ -21,9 +21,9 @@ def test_the_four_verdicts_are_those_of_the_design() -> None:
 
 
 def test_translate(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(recovered=GOOD, correct=GOOD_RECALL))
-    assert found["verdict"] == "translate"
-    assert found["headline"].startswith("Translate: translated recovers 97%")
+    summary = summarise(rows_of(recovered=GOOD, correct=GOOD_RECALL))
+    assert summary["verdict"] == "translate"
+    assert summary["headline"].startswith("Translate: translated recovers 97%")
 
 
 @pytest.mark.parametrize("control", ["token_only", "wrong_document", "tail_only"])
@@ -31,14 +31,14 @@ def test_a_control_that_scores_alike_means_prefill_and_leads_the_headline(
     rows_of: MakeRows, control: str
 ) -> None:
     rows = rows_of(recovered=GOOD | {control: 0.97}, correct=GOOD_RECALL)
-    found = summarise(rows)
-    assert found["verdict"] == "prefill"
-    assert found["headline"].startswith(
+    summary = summarise(rows)
+    assert summary["verdict"] == "prefill"
+    assert summary["headline"].startswith(
         f"Prefill: translated does not significantly beat {control}"
     )
     beaten = {
         c["against"]: c["beats"]
-        for c in found["contrasts"]
+        for c in summary["contrasts"]
         if (c["condition"], c["task"]) == ("translated", "continuation")
     }
     assert beaten[control] is False
@@ -47,24 +47,24 @@ def test_a_control_that_scores_alike_means_prefill_and_leads_the_headline(
 
 @pytest.mark.parametrize("control", ["token_only", "wrong_document", "tail_only"])
 def test_a_control_that_was_not_run_is_not_beaten(rows_of: MakeRows, control: str) -> None:
-    found = summarise(
+    summary = summarise(
         [r for r in rows_of(recovered=GOOD, correct=GOOD_RECALL) if r.condition != control]
     )
-    assert found["verdict"] == "prefill"
-    assert f"control {control} was not run" in found["headline"]
+    assert summary["verdict"] == "prefill"
+    assert f"control {control} was not run" in summary["headline"]
 
 
 def test_no_gain_over_the_sender_means_cascade(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(recovered={"sender": 1.1}, correct={"sender": 0.75}))
-    assert found["verdict"] == "cascade instead"
-    assert "against the sender" in found["headline"]
+    summary = summarise(rows_of(recovered={"sender": 1.1}, correct={"sender": 0.75}))
+    assert summary["verdict"] == "cascade instead"
+    assert "against the sender" in summary["headline"]
 
 
 def test_a_receiver_no_better_than_its_sender_means_cascade(rows_of: MakeRows) -> None:
-    found = summarise(
+    summary = summarise(
         rows_of(recovered=GOOD | {"sender": 1.0}, correct=GOOD_RECALL | {"sender": 0.86})
     )
-    assert found["verdict"] == "cascade instead"
+    assert summary["verdict"] == "cascade instead"
 
 
 def test_harm_where_it_was_not_needed_means_the_gate(rows_of: MakeRows) -> None:
@@ -75,27 +75,27 @@ def test_harm_where_it_was_not_needed_means_the_gate(rows_of: MakeRows) -> None:
         else r
         for r in rows
     ]
-    found = summarise(harmed, rules=Rules(retention_min=0.5))
-    assert found["verdict"] == "translate behind the gate"
-    assert "lost that the sender had right" in found["verdict_reasons"][0]
+    summary = summarise(harmed, rules=Rules(retention_min=0.5))
+    assert summary["verdict"] == "translate behind the gate"
+    assert "lost that the sender had right" in summary["verdict_reasons"][0]
     assert summarise(rows, rules=Rules(retention_min=0.5))["verdict"] == "translate"
 
 
 def test_low_retention_means_the_gate(rows_of: MakeRows) -> None:
-    found = summarise(rows_of())
-    assert found["verdict"] == "translate behind the gate"
-    assert any("below 90%" in reason for reason in found["verdict_reasons"])
+    summary = summarise(rows_of())
+    assert summary["verdict"] == "translate behind the gate"
+    assert any("below 90%" in reason for reason in summary["verdict_reasons"])
 
 
 def test_worse_than_the_sender_in_one_task_means_the_gate(rows_of: MakeRows) -> None:
-    found = summarise(
+    summary = summarise(
         rows_of(recovered=GOOD, correct={"translated": 0.50, "native": 0.52}),
         rules=Rules(harm_max=1.0),
     )
-    assert found["verdict"] == "translate behind the gate"
+    assert summary["verdict"] == "translate behind the gate"
     assert (
-        found["verdict_reasons"][0].startswith("worse than the sender")
-        or "recall" in found["verdict_reasons"][0]
+        summary["verdict_reasons"][0].startswith("worse than the sender")
+        or "recall" in summary["verdict_reasons"][0]
     )
 
 
@@ -121,17 +121,17 @@ def test_a_translation_dearer_than_a_prefill_means_prefill(rows_of: MakeRows) ->
         replace(r, prefill_share=1.2) if r.condition == "translated" else r
         for r in rows_of(recovered=GOOD, correct=GOOD_RECALL)
     ]
-    found = summarise(rows)
-    assert found["verdict"] == "prefill"
-    assert "120% of the receiver's own prefill" in found["headline"]
+    summary = summarise(rows)
+    assert summary["verdict"] == "prefill"
+    assert "120% of the receiver's own prefill" in summary["headline"]
 
 
 def test_without_the_sender_nothing_shows_that_switching_pays(rows_of: MakeRows) -> None:
-    found = summarise(
+    summary = summarise(
         [r for r in rows_of(recovered=GOOD, correct=GOOD_RECALL) if r.condition != "sender"]
     )
-    assert found["verdict"] == "prefill"
-    assert "sender was not run" in found["headline"]
+    assert summary["verdict"] == "prefill"
+    assert "sender was not run" in summary["headline"]
 
 
 def test_nine_documents_are_too_few(rows_of: MakeRows) -> None:
@@ -154,17 +154,17 @@ def test_a_gain_over_a_sender_run_on_few_documents_is_not_shown(rows_of: MakeRow
 
 
 def test_recall_alone_decides_where_there_is_no_continuation(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(correct=GOOD_RECALL, tasks=("recall",)))
-    assert found["verdict"] == "translate"
+    summary = summarise(rows_of(correct=GOOD_RECALL, tasks=("recall",)))
+    assert summary["verdict"] == "translate"
     assert (
         summarise(rows_of(correct={"token_only": 0.74}, tasks=("recall",)))["verdict"] == "prefill"
     )
 
 
 def test_every_translation_meets_its_controls_at_its_own_tail(rows_of: MakeRows) -> None:
-    found = summarise(rows_of(recovered=GOOD, correct=GOOD_RECALL))
+    summary = summarise(rows_of(recovered=GOOD, correct=GOOD_RECALL))
     compared = {
-        (c["condition"], c["against"]) for c in found["contrasts"] if c["task"] == "continuation"
+        (c["condition"], c["against"]) for c in summary["contrasts"] if c["task"] == "continuation"
     }
     assert {a for c, a in compared if c == "translated_tail32"} == {
         "token_only_tail32",
@@ -179,27 +179,27 @@ def test_every_translation_meets_its_controls_at_its_own_tail(rows_of: MakeRows)
         "no_context",
         "sender",
     }
-    assert found["contrasts_not_run"] == []
+    assert summary["contrasts_not_run"] == []
 
 
 def test_a_control_missing_at_one_tail_is_named_as_not_run(rows_of: MakeRows) -> None:
     rows = [r for r in rows_of(tasks=("continuation",)) if r.condition != "token_only_tail32"]
-    found = summarise(rows)
+    summary = summarise(rows)
     missing = {
         "task": "continuation",
         "condition": "translated_tail32",
         "against": "token_only_tail32",
     }
-    assert found["contrasts_not_run"] == [missing]
+    assert summary["contrasts_not_run"] == [missing]
     assert ("translated_tail32", "token_only") not in {
-        (c["condition"], c["against"]) for c in found["contrasts"]
+        (c["condition"], c["against"]) for c in summary["contrasts"]
     }
 
 
 def test_gated_meets_the_same_translation_and_controls_at_its_tail(rows_of: MakeRows) -> None:
     rows = [replace(r, tail=32) if r.condition == "gated" else r for r in rows_of(gated=True)]
-    found = summarise(rows)
-    compared = {c["against"] for c in found["contrasts"] if c["condition"] == "gated"}
+    summary = summarise(rows)
+    compared = {c["against"] for c in summary["contrasts"] if c["condition"] == "gated"}
     assert compared == {
         "translated_tail32",
         "token_only_tail32",
@@ -207,7 +207,7 @@ def test_gated_meets_the_same_translation_and_controls_at_its_tail(rows_of: Make
         "tail_only32",
         "sender",
     }
-    assert found["gate"] is not None
+    assert summary["gate"] is not None
     other = [replace(r, tail=17) if r.condition == "gated" else r for r in rows]
     without = summarise(other)
     assert without["gate"]["continuation"]["aurc"] is None, (
@@ -220,8 +220,8 @@ def test_gated_meets_the_same_translation_and_controls_at_its_tail(rows_of: Make
 
 
 def test_without_translated_nothing_is_judged(rows_of: MakeRows) -> None:
-    found = summarise([r for r in rows_of() if r.condition in ("native", "sender", "no_context")])
-    assert found["verdict"] is None
-    assert found["headline"].startswith(
+    summary = summarise([r for r in rows_of() if r.condition in ("native", "sender", "no_context")])
+    assert summary["verdict"] is None
+    assert summary["headline"].startswith(
         "Not judged: translated was not measured on any item; eval run without --conditions"
     )

@@ -46,14 +46,14 @@ def made(count, seed, *, signal=4.0, plans=1, base=-2.0):
 
 
 def test_a_level_holds_and_covers_where_the_signal_is_good():
-    found = fit_levels(made(800, 0), made(800, 1), CONFIG)
-    assert found.strict is not None
-    assert found.lenient is not None
-    assert found.strict.threshold <= found.lenient.threshold
+    levels = fit_levels(made(800, 0), made(800, 1), CONFIG)
+    assert levels.strict is not None
+    assert levels.lenient is not None
+    assert levels.strict.threshold <= levels.lenient.threshold
     fresh = made(20_000, 2)
-    score, damaged = routed(fresh, scores_of(fresh, found.rungs), found.stop)
-    accepted = score <= found.strict.threshold
-    assert found.stop == 1.0
+    score, damaged = routed(fresh, scores_of(fresh, levels.rungs), levels.stop)
+    accepted = score <= levels.strict.threshold
+    assert levels.stop == 1.0
     assert accepted.mean() > 0.4
     assert damaged[accepted].mean() <= 0.1
 
@@ -69,16 +69,16 @@ def test_without_a_signal_nothing_holds():
 
 def test_the_guarantee_over_recalibrations():
     fresh = made(20_000, 3, signal=2.0)
-    violations = found = 0
+    violations = given = 0
     for seed in range(30):
         levels = fit_levels(
             made(250, 100 + seed, signal=2.0), made(250, 500 + seed, signal=2.0), CONFIG
         )
         if levels.strict is not None:
             score, damaged = routed(fresh, scores_of(fresh, levels.rungs), levels.stop)
-            found += 1
+            given += 1
             violations += damaged[score <= levels.strict.threshold].mean() > 0.1
-    assert found > 10
+    assert given > 10
     assert violations <= 8, "3 are expected at most; beyond 8 lies less than 0.1 %"
 
 
@@ -281,8 +281,8 @@ def test_end_to_end_on_a_tiny_pair(pair, tmp_path, monkeypatch):
     config = GateConfig(
         label="kl", tau=middle, alpha=0.3, lenient_alpha=0.9, delta=0.3, plans=(PLAN,)
     )
-    found = calibrate(pair.bridge(), samples, config)
-    save_calibration(found, tmp_path / "g")
+    calibration = calibrate(pair.bridge(), samples, config)
+    save_calibration(calibration, tmp_path / "g")
     loaded = load_calibration(tmp_path / "g", pair.asset)
     assert loaded.report["items"] > 0
     assert loaded.needed >= 1

@@ -152,9 +152,9 @@ def test_forging_nothing_still_loads(pair, saved):
 def test_forged_with_sound_sums_is_refused(pair, saved, name):
     folder, _ = saved
     forge(folder, FORGED[name])
-    with pytest.raises(CorruptFile) as found:
+    with pytest.raises(CorruptFile) as refusal:
         load_calibration(folder, pair.asset)
-    assert len(str(found.value)) < 1000
+    assert len(str(refusal.value)) < 1000
 
 
 def test_another_schema_and_swapped_tensors(pair, saved, tmp_path):
@@ -192,10 +192,10 @@ def test_wrong_shape(pair, tmp_path):
 @pytest.mark.parametrize("stream", ["k", "v"])
 def test_squares_below_zero(pair, tmp_path, stream):
     name = f"residual_{stream}"
-    found = {layer: t.clone() for layer, t in getattr(pair.extras, name).items()}
-    next(iter(found.values())).view(-1)[0] = -1.0
+    spoiled = {layer: t.clone() for layer, t in getattr(pair.extras, name).items()}
+    next(iter(spoiled.values())).view(-1)[0] = -1.0
     save_calibration(
-        made_calibration(pair, extras=replace(pair.extras, **{name: found})), tmp_path / "g"
+        made_calibration(pair, extras=replace(pair.extras, **{name: spoiled})), tmp_path / "g"
     )
     with pytest.raises(CorruptFile, match="squares"):
         load_calibration(tmp_path / "g", pair.asset)

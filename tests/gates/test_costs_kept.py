@@ -75,9 +75,9 @@ def test_the_reported_share_counts_kept_signals() -> None:
         signals=("next_token", "length", "sender_tail"),
         plans=(PLAN,),
     )
-    found = fit_levels(items, items, config)
-    assert found.signals == ("next_token", "length")
-    assert report_of(whole(items, found.signals), found)["cost_share"] == 0.14
+    levels = fit_levels(items, items, config)
+    assert levels.signals == ("next_token", "length")
+    assert report_of(whole(items, levels.signals), levels)["cost_share"] == 0.14
 
 
 def test_a_calibration_predicts_the_flops_that_its_decisions_then_count(pair: Pair) -> None:

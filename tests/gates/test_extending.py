@@ -51,7 +51,8 @@ def test_a_gate(pair):
 
 
 def test_a_signal_and_a_label_need_nothing_else(pair, tmp_path, monkeypatch, capsys):
-    """Registered from outside, both go through calibration, file, decision, `gate show` and timing."""
+    """Registered from outside, both go through calibration, file, decision, `gate show` and
+    timing."""
     monkeypatch.setitem(SIGNALS, "value_spread", written("A new gate signal")["VALUE_SPREAD"])
     monkeypatch.setitem(LABELS, "drift", None)  # taken out again at the end
     written("A new label of damage")

@@ -57,9 +57,9 @@ def test_no_item_is_no_evidence():
 
 def test_a_fixed_sequence_stops_at_the_first_that_is_not_rejected():
     counts = [(0.1, 149, 0), (0.2, 148, 0), (0.3, 5000, 0)]
-    found = fixed_sequence(counts, 0.02, 0.05)
-    assert found is not None
-    assert (found.threshold, found.items, found.failures) == (0.1, 149, 0)
+    level = fixed_sequence(counts, 0.02, 0.05)
+    assert level is not None
+    assert (level.threshold, level.items, level.failures) == (0.1, 149, 0)
     assert fixed_sequence(counts[1:], 0.02, 0.05) is None
 
 
@@ -80,9 +80,9 @@ def test_learn_then_test_keeps_its_word():
         score = rng.random(n)
         damaged = rng.random(n) < score
         counts = [(t, int((score <= t).sum()), int(damaged[score <= t].sum())) for t in grid]
-        found = fixed_sequence(counts[2:], alpha, delta)
-        covered += found is not None
-        violations += found is not None and found.threshold / 2 > alpha
+        level = fixed_sequence(counts[2:], alpha, delta)
+        covered += level is not None
+        violations += level is not None and level.threshold / 2 > alpha
     assert covered > 200
     assert binomtest(violations, 2000, delta, "greater").pvalue > 0.001
     naive = sum(
@@ -105,8 +105,8 @@ def test_conformal_risk_control_holds_on_average():
     risks = []
     for _ in range(800):
         score = rng.random(n)
-        found = conformal_threshold(score, rng.random(n) < score, alpha)
-        risks.append(0.0 if found is None else found**2 / 2)
+        threshold = conformal_threshold(score, rng.random(n) < score, alpha)
+        risks.append(0.0 if threshold is None else threshold**2 / 2)
     assert np.mean(risks) <= alpha + 3 * np.std(risks) / math.sqrt(len(risks))
     assert np.mean(risks) > 0.7 * alpha
     assert conformal_threshold([0.1, 0.2], [True, True], 0.1) is None

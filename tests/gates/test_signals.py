@@ -261,8 +261,8 @@ def test_the_next_token_is_the_models_own(pair):
             use_cache=True,
             attention_mask=torch.ones((1, len(handoff.ids)), dtype=torch.int64),
         )
-    ours = Reading(pair.evidence(), pair.extras).next_logs
-    assert torch.allclose(ours, out.logits[0, -1].float().log_softmax(-1), atol=1e-4)
+    read = Reading(pair.evidence(), pair.extras).next_logs
+    assert torch.allclose(read, out.logits[0, -1].float().log_softmax(-1), atol=1e-4)
 
 
 def test_the_known_tail_is_predicted_as_by_a_plain_forward(pair):
