@@ -1,4 +1,7 @@
-"""The examples of CONTRIBUTING are run as they stand: each registers itself, and is then used."""
+"""The examples of CONTRIBUTING are run as they stand: each registers itself, and is then used.
+
+Those of the evaluation and of the gates are run by `test_extending` in `tests/eval` and `tests/gates`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,10 @@ import torch
 import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.asset.maps import MAP_KINDS
-from kvbridge.eval.conditions import CONDITIONS
-from kvbridge.eval.pair import Fitted, run_pair
-from kvbridge.eval.run.config import RunConfig
-from kvbridge.eval.tasks import TASKS
-from kvbridge.eval.tasks.chosen import make_items
-from kvbridge.eval.tasks.items import RawItem
 from kvbridge.fitting.families import FAMILIES
 from kvbridge.fitting.select import SELECTORS
 from kvbridge.fitting.solve import SOLVERS
 from tests.fitting.pairs import documents, fitted, receiver, sender
-from tests.models import random_texts
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -46,8 +42,6 @@ def registries(monkeypatch):
         "every-other": SELECTORS,
         "direct": SOLVERS,
         "half": MAP_KINDS,
-        "first_token": TASKS,
-        "second_half": CONDITIONS,
     }
     for name, registry in made.items():
         monkeypatch.setitem(registry, name, None)
@@ -88,27 +82,6 @@ def test_a_kind_of_maps(tmp_path):
     text = documents()[-1].text
     handoff = bridge.handoff(kvbridge.capture(sender(), text), text)
     assert handoff.decision.verdict == "use_approximate"
-
-
-def test_a_task_and_a_condition(tmp_path):
-    task = run("A new task")["FirstToken"]()
-    run("A new condition")
-    body = {"question": " And then", "answer": " the", "task": task.name}
-    raws = [
-        RawItem(f"q{number}", f"d{number}", body | {"context": text})
-        for number, text in enumerate(random_texts(4, 150))
-    ]
-    items, excluded = make_items(raws, sender(), receiver())
-    assert (len(items), excluded) == (4, [])
-    kvbridge.save_asset(fitted(), tmp_path / "asset")
-    asset = Fitted(kvbridge.load_asset(tmp_path / "asset"), None)
-    config = RunConfig(conditions=("native", "second_half"))
-    summary = run_pair(sender(), receiver(), asset, items, tmp_path / "run", config)
-    shown = summary["conditions"]
-    assert shown["native"]["n"] == shown["second_half"]["n"] == 4
-    assert 0 < shown["second_half"]["prefill_share"] < 1
-    report = (tmp_path / "run" / "report.html").read_text("utf-8")
-    assert "Second half of the prompt" in report
 
 
 def test_an_engine():
