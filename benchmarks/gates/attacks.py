@@ -1,4 +1,5 @@
-"""Caches that are not of their prompt, under the prompt's own ids, spans and text digest: only content can tell."""
+"""Caches that are not of their prompt, under the prompt's own ids, spans and text digest: only
+content can tell."""
 
 from __future__ import annotations
 
@@ -42,10 +43,9 @@ def shuffled(
     )
 
 
-def half_wrong(
-    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
-) -> KVSnapshot:
-    """The first half another document's, the second half right: as when a text was edited and its cache kept."""
+def half_wrong(request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+    """The first half another document's, the second half right: as when a text was edited and its
+    cache kept."""
     del rng, sender
     half = len(request.snapshot) // 2
     layers = tuple(
@@ -69,10 +69,9 @@ def one_token(
     return replace(request.snapshot, layers=tuple(layers))
 
 
-def late_layers(
-    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
-) -> KVSnapshot:
-    """The first quarter of the layers right, the others another document's: a transfer of layer buffers that stopped."""
+def late_layers(request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+    """The first quarter of the layers right, the others another document's: a transfer of layer
+    buffers that stopped."""
     del rng, sender
     count, right = len(request.snapshot), max(1, len(donor.layers) // 4)
     late = tuple({n: t[:count] for n, t in x.items()} for x in donor.layers[right:])
@@ -92,7 +91,8 @@ def truncated(
 
 
 def noisy(scale: float) -> Wrong:
-    """Every row off by noise of `scale` times its size: a cache that another version of the model would give."""
+    """Every row off by noise of `scale` times its size: a cache that another version of the model
+    would give."""
 
     def run(
         request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
@@ -129,8 +129,8 @@ def other_model(
 ) -> KVSnapshot:
     """The right text's cache, by the disturbed sender, under the sender's name."""
     del donor, rng
-    found = capture(disturbed(sender), input_ids=request.snapshot.token_ids)
-    return replace(request.snapshot, layers=found.layers)
+    snapshot = capture(disturbed(sender), input_ids=request.snapshot.token_ids)
+    return replace(request.snapshot, layers=snapshot.layers)
 
 
 ATTACKS: dict[str, Wrong] = {

@@ -1,20 +1,14 @@
 """Collects what a study of the gate needs: a pool of requests, wrong caches, and a second rung.
 
-    python -m benchmarks.gates.pool --out runs/gate                                   # the demo pair
-    python -m benchmarks.gates.pool --out runs/gate-real --asset A --data texts      # any other
-
-Requests come from documents that the fit has not seen. One JSON line per batch with every signal and what became of
-each request; a cut run continues. `benchmarks.gates.study` reads the lines.
+Requests come from documents that the fit has not seen. One JSON line per batch holds every signal
+and what became of each request; a cut run continues. `study` reads the lines.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,10 +18,11 @@ import torch
 from benchmarks.gates.attacks import ATTACKS, wrong_document
 from benchmarks.gates.source import Source, data_source, demo_source
 from kvbridge.cache.prefill import capture
-from kvbridge.errors import KVBridgeError, UsageError
+from kvbridge.cli.progress import counted
+from kvbridge.errors import UsageError
 from kvbridge.files import write_file
 from kvbridge.gates.calibrate.job import gather, read_signals
-from kvbridge.gates.calibrate.passing import Sample, Seen, prompts_of, watch_prompts
+from kvbridge.gates.calibrate.passing import CalibrationPrompt, Sample, Seen, prompts_of, watch_prompts
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry
 from kvbridge.handoff.plan import RepairPlan
@@ -69,30 +64,27 @@ def right(
 def wrong(
     source: Source, extras: Extras, part: Sequence[Sample], number: int
 ) -> list[dict[str, Any]]:
-    """The same prompts over caches that are not theirs: another document's each, and ATTACKS for one of the batch."""
+    """The same prompts over caches of something else: another document's each, and ATTACKS for one
+    of the batch."""
     bridge = source.bridge
-    requests = [
-        r for s in part for r in prompts_of(s, bridge.sender, bridge.receiver, native=False)
-    ]
-    donors = [
-        capture(bridge.sender, text)
-        for text in other_texts(source, {s.document for s in part}, number)
-    ]
-    tried = []
+    requests: list[CalibrationPrompt] = []
+    for sample in part:
+        requests += prompts_of(sample, bridge.sender, bridge.receiver, native=False)
+    texts = other_texts(source, {sample.document for sample in part}, number)
+    donors = [capture(bridge.sender, text) for text in texts]
+    cases: list[str] = []
+    tried: list[CalibrationPrompt] = []
     for at, request in enumerate(requests):
         donor = donors[at % len(donors)]
         if len(donor) < len(request.snapshot):
             continue
-        cases = {
-            "wrong_document": wrong_document,
-            **(ATTACKS if at == number % len(requests) else {}),
-        }
-        tried += [
-            (c, replace(request, snapshot=f(request, donor, Random(request.id + c), bridge.sender)))
-            for c, f in cases.items()
-        ]
-    seen = watch_prompts(bridge, [r for _, r in tried], PLAN, outcomes=False)
-    return [record(s, extras, case) for (case, _), s in zip(tried, seen, strict=True)]
+        attacks = ATTACKS if at == number % len(requests) else {}
+        for case, attack in {"wrong_document": wrong_document, **attacks}.items():
+            snapshot = attack(request, donor, Random(request.id + case), bridge.sender)
+            cases.append(case)
+            tried.append(replace(request, snapshot=snapshot))
+    seen = watch_prompts(bridge, tried, PLAN, outcomes=False)
+    return [record(s, extras, case) for case, s in zip(cases, seen, strict=True)]
 
 
 def other_texts(source: Source, documents: set[str], number: int) -> list[str]:
@@ -102,28 +94,32 @@ def other_texts(source: Source, documents: set[str], number: int) -> list[str]:
 
 
 Collect = Callable[[Source, Extras, Sequence[Sample], int], list[dict[str, Any]]]
-PARTS: dict[str, Collect] = {"pool.jsonl": right, "wrong.jsonl": wrong}
+COLLECTED: dict[str, Collect] = {"pool.jsonl": right, "wrong.jsonl": wrong}
 
 
 def collect(name: str, source: Source, extras: Extras, pool: Sequence[Sample], out: Path) -> None:
-    """Appends to out/name what is missing there, one line per batch of samples; progress goes to stderr."""
-    path, done = out / name, set()
-    if path.exists():
-        whole = path.read_bytes().rpartition(b"\n")[0]
-        path.write_bytes(whole + b"\n" if whole else b"")
-        done = {i for line in whole.splitlines() for i in json.loads(line)["samples"]}
-    start, count = time.process_time(), 0
-    with path.open("a", encoding="utf-8") as file:
+    """Appends to out/name what is missing there, one line per batch of samples; progress goes to
+    stderr."""
+    path = out / name
+    done = _samples_in(path)
+    with path.open("a", encoding="utf-8") as file, counted(name) as progress:
         for number, first in enumerate(range(0, len(pool), TOGETHER)):
-            part = [s for s in pool[first : first + TOGETHER] if s.id not in done]
+            part = [sample for sample in pool[first : first + TOGETHER] if sample.id not in done]
             if part:
-                lines = PARTS[name](source, extras, part, number)
-                file.write(json.dumps({"samples": [s.id for s in part], "rows": lines}) + "\n")
+                rows = COLLECTED[name](source, extras, part, number)
+                line = {"samples": [sample.id for sample in part], "rows": rows}
+                file.write(json.dumps(line) + "\n")
                 file.flush()
-                count += len(lines)
-                spent = time.process_time() - start
-                say = f"{name}: {first + len(part)} of {len(pool)} texts, {count} requests, {spent / max(1, count):.2f} CPU s each"
-                print(say, file=sys.stderr, flush=True)
+            progress(min(first + TOGETHER, len(pool)), len(pool), "texts")
+
+
+def _samples_in(path: Path) -> set[str]:
+    """Samples whose lines are there; a line that was cut is removed."""
+    if not path.exists():
+        return set()
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    path.write_bytes(whole + b"\n" if whole else b"")
+    return {sample for line in whole.splitlines() for sample in json.loads(line)["samples"]}
 
 
 def bind(out: Path, source: Source) -> None:
@@ -135,9 +131,10 @@ def bind(out: Path, source: Source) -> None:
         before = json.loads(path.read_text("utf-8"))["translator"]
         if before != asset.digest:
             raise UsageError(
-                f"{out}: expected lines of asset {asset.digest[:12]}, found {before[:12]}; use another --out"
+                f"{out}: expected lines of asset {asset.digest[:12]}, found {before[:12]}; "
+                "use another --out"
             )
-    elif any((out / name).exists() for name in PARTS):
+    elif any((out / name).exists() for name in COLLECTED):
         raise UsageError(f"{out}: its lines name no asset; use another --out")
     body = {
         "translator": asset.digest,
@@ -153,58 +150,41 @@ def receiver_geometry(out: Path) -> KVGeometry:
     return KVGeometry.from_json(json.loads((out / ABOUT).read_text("utf-8"))["geometry"])
 
 
-def main() -> None:
-    """Collects into --out until everything is there; exits 1 with one line on a refusal."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/gate"))
-    parser.add_argument(
-        "--asset",
-        type=Path,
-        default=None,
-        help="an asset; the demo pair's is fitted into OUT/asset",
-    )
-    parser.add_argument(
-        "--data", default=None, help="texts: their test split gives requests, validation statistics"
-    )
-    parser.add_argument(
-        "--sender", default=None, help="where the manifest's id is not where it lies"
-    )
-    parser.add_argument("--receiver", default=None, help="likewise")
-    parser.add_argument("--ends", type=int, default=None, help="prompts per text (demo 5, else 2)")
-    parser.add_argument(
-        "--wrong", type=int, default=1300, help="texts that are also tried with wrong caches"
-    )
-    parser.add_argument("--limit", type=int, default=None, help="texts")
-    arguments = parser.parse_args()
-    try:
-        run(arguments)
-    except KVBridgeError as error:
-        print(f"kvbridge: {error}", file=sys.stderr)
-        sys.exit(1)
+@dataclass(frozen=True)
+class CollectCommand:
+    """What was asked for on the command line. `asset` and `data` None: the demo pair; `ends`:
+    prompts per text (None: 5 of the demo's, else 2); `wrong`: how many of at most `limit` texts are
+    also tried with wrong caches; `sender` and `receiver`: where the models lie, if not where the
+    manifest says."""
+
+    out: Path
+    asset: Path | None = None
+    data: str | None = None
+    sender: str | None = None
+    receiver: str | None = None
+    ends: int | None = None
+    wrong: int = 1300
+    limit: int | None = None
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """The collection that the arguments ask for."""
-    out: Path = arguments.out
-    if (arguments.data is None) != (arguments.asset is None):
+def run(asked: CollectCommand) -> None:
+    """Collects until everything is there. Raises UsageError for half a pair."""
+    source = _source(asked)
+    bind(asked.out, source)
+    extras = gather(source.bridge, source.statistics, PLAN)
+    pool = source.pool[: asked.limit]
+    for name, work in COLLECTED.items():
+        collect(name, source, extras, pool[: asked.wrong] if work is wrong else pool, asked.out)
+
+
+def _source(asked: CollectCommand) -> Source:
+    if (asked.data is None) != (asked.asset is None):
         raise UsageError(
             "expected --asset and --data together, or neither of them for the demo pair"
         )
     torch.set_num_threads(1)
-    out.mkdir(parents=True, exist_ok=True)
-    if arguments.data is None:
-        source = demo_source(out / "asset", arguments.ends or 5)
-    else:
-        names = (arguments.sender, arguments.receiver)
-        source = data_source(arguments.asset, arguments.data, names, arguments.ends or 2)
-    bind(out, source)
-    extras = gather(source.bridge, source.statistics, PLAN)
-    pool = source.pool[: arguments.limit]
-    for name in PARTS:
-        collect(
-            name, source, extras, pool if name == "pool.jsonl" else pool[: arguments.wrong], out
-        )
-
-
-if __name__ == "__main__":
-    main()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.data is None or asked.asset is None:
+        return demo_source(asked.out / "asset", asked.ends or 5)
+    names = (asked.sender, asked.receiver)
+    return data_source(asked.asset, asked.data, names, asked.ends or 2)

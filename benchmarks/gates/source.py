@@ -1,4 +1,5 @@
-"""Where a study of the gate takes its requests from: the demo's texts, or an asset with a file or folder of texts.
+"""Where a study of the gate takes its requests from: the demo's texts, or an asset with a file or
+folder of texts.
 
 Nothing here shares a document with what the fit's maps were solved from.
 """
@@ -29,8 +30,9 @@ CHARACTERS, FOLLOWING_CHARACTERS, STATISTICS = (160, 800), 200, 80
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One pair with its asset; `pool`: samples that requests are made of, `statistics`: samples of other documents that
-    the gate's statistics come from, `donors`: (document, text) that wrong caches are made of."""
+    """One pair with its asset; `pool`: samples that requests are made of, `statistics`: samples of
+    other documents that the gate's statistics come from, `donors`: (document, text) that wrong
+    caches are made of."""
 
     bridge: Bridge
     pool: list[Sample]
@@ -39,7 +41,8 @@ class Source:
 
 
 def prompts(identity: str, document: str, text: str, count: int) -> Sample:
-    """A sample with `count` prompts of log-uniform length at word ends; the same for the same identity."""
+    """A sample with `count` prompts of log-uniform length at word ends; the same for the same
+    identity."""
     rng = Random(identity)
     low, high = CHARACTERS
     high = max(low, min(high, len(text) - FOLLOWING_CHARACTERS // 2))
@@ -52,8 +55,9 @@ def prompts(identity: str, document: str, text: str, count: int) -> Sample:
 def data_source(
     asset: Path, data: str, names: tuple[str | None, str | None], ends: int, seed: int = 7
 ) -> Source:
-    """Requests from the test split of `data` (where no split is named all of it but what the asset says it was fitted
-    on), statistics from its validation split (else from every tenth document). Raises DataError with no texts."""
+    """Requests from the test split of `data` (where no split is named all of it but what the asset
+    says it was fitted on), statistics from its validation split (else from every tenth document).
+    Raises DataError with no texts."""
     loaded = load_asset(asset)
     geometries = (loaded.manifest.sender, loaded.manifest.receiver)
     sender, receiver = (
@@ -111,7 +115,8 @@ def rows_of(split: str) -> list[dict[str, Any]]:
 
 
 def demo_documents() -> list[Document]:
-    """What the demo's asset is fitted on: half of the training documents, and validation documents for λ and scores."""
+    """What the demo's asset is fitted on: half of the training documents, and validation documents
+    for λ and scores."""
     train, validation = rows_of("train"), rows_of("validation")
     used = set(sorted({r["document"] for r in train})[::2])
     others = sorted({r["document"] for r in validation})
@@ -129,31 +134,24 @@ def demo_documents() -> list[Document]:
 
 def demo_pool(excluded: set[str], ends: int) -> list[Sample]:
     """Every other text with several prompts, and every recall item with one."""
-    found = []
+    samples = []
     for split in ("train", "validation", "test"):
         for row in rows_of(split):
             if row["document"] not in excluded:
-                found.append(
-                    prompts(f"prose/{split}/{row['id']}", row["document"], row["text"], ends)
-                )
+                identity = f"prose/{split}/{row['id']}"
+                samples.append(prompts(identity, row["document"], row["text"], ends))
     for row in rows_of("recall"):
         if row["document"] not in excluded:
             prompt = row["context"] + row["question"]
-            found.append(
-                Sample(
-                    f"recall/{row['id']}",
-                    row["document"],
-                    prompt + row["answer"],
-                    (len(prompt),),
-                    answer=True,
-                )
-            )
-    Random(7).shuffle(found)
-    return found
+            text, identity = prompt + row["answer"], f"recall/{row['id']}"
+            samples.append(Sample(identity, row["document"], text, (len(prompt),), answer=True))
+    Random(7).shuffle(samples)
+    return samples
 
 
 def demo_source(asset: Path, ends: int) -> Source:
-    """The demo pair; its asset is fitted where none stands at `asset`. Statistics come from the fit's held-out texts."""
+    """The demo pair; its asset is fitted where none stands at `asset`. Statistics come from the
+    fit's held-out texts."""
     sender, receiver = kvbridge.load("demo:sender"), kvbridge.load("demo:receiver")
     documents = demo_documents()
     if not asset.exists():

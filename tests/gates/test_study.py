@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -14,13 +13,15 @@ import torch
 
 import kvbridge
 from benchmarks.gates import pool as gate_pool
-from benchmarks.gates import study as gate_study
-from benchmarks.gates import tables as gate_tables
+from benchmarks.gates.__main__ import app
 from benchmarks.gates.attacks import ATTACKS
 from benchmarks.gates.lines import Pool
-from benchmarks.gates.pool import bind, collect
+from benchmarks.gates.pool import CollectCommand, bind, collect
+from benchmarks.gates.separation import separation
 from benchmarks.gates.source import Source, data_source, demo_documents, demo_pool, prompts
+from benchmarks.gates.study import savings
 from benchmarks.gates.wrong import wrong_caches
+from kvbridge.cli.ending import run_to_the_end
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate.job import gather
 from kvbridge.gates.calibrate.passing import prompts_of
@@ -30,6 +31,20 @@ from kvbridge.handoff.cost import prefill_flops
 from tests.models import random_texts
 
 PLAN = gate_pool.PLAN
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Runs `python -m benchmarks.gates` in this process; returns nothing where it exits with
+    `code`."""
+
+    def run(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["gates", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run_to_the_end(app)
+        assert (ended.value.code or 0) == code
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +71,7 @@ def folder(source, tmp_path_factory):
         patch.setattr(gate_pool, "TOGETHER", 2)
         bind(out, source)
         extras = gather(source.bridge, source.statistics, PLAN)
-        for name in gate_pool.PARTS:
+        for name in gate_pool.COLLECTED:
             collect(name, source, extras, source.pool, out)
             whole = (out / name).read_bytes()
             (out / name).write_bytes(whole[:-40])
@@ -113,15 +128,15 @@ def test_requests_share_no_document_with_the_fit_or_the_statistics(pair, tmp_pat
             for i, t in enumerate(random_texts(8, 500))
         ]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    found = data_source(pair.asset.path, str(tmp_path), ("a", "b"), 2)
-    assert {s.document for s in found.pool} == {f"test{i}" for i in range(4)}
-    assert {s.document for s in found.statistics} == {f"validation{i}" for i in range(4)}
-    assert {s.id.split("/")[0] for s in found.pool} == {"k0", "k1"}
+    split_source = data_source(pair.asset.path, str(tmp_path), ("a", "b"), 2)
+    assert {s.document for s in split_source.pool} == {f"test{i}" for i in range(4)}
+    assert {s.document for s in split_source.statistics} == {f"validation{i}" for i in range(4)}
+    assert {s.id.split("/")[0] for s in split_source.pool} == {"k0", "k1"}
     only = data_source(pair.asset.path, str(tmp_path / "test.jsonl"), ("a", "b"), 2)
     assert only.statistics
     assert not {s.document for s in only.pool} & {s.document for s in only.statistics}
     with pytest.raises(UsageError, match="together"):
-        gate_pool.run(argparse.Namespace(out=tmp_path, data="x", asset=None))
+        gate_pool.run(CollectCommand(tmp_path, data="x"))
 
 
 def study_body():
@@ -165,16 +180,18 @@ def study_body():
     }
 
 
-PAGE = "# Gates\n<!-- demo: headline -->\nold\n<!-- end -->\ntext\n<!-- demo: tables -->\nold\n<!-- end -->\n<!-- real: headline -->\nkept\n<!-- end -->\n"
+PAGE = (
+    "# Gates\n<!-- demo: headline -->\nold\n<!-- end -->\ntext\n<!-- demo: tables "
+    "-->\nold\n<!-- end -->\n<!-- real: headline -->\nkept\n<!-- end -->\n"
+)
 
 
-def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, capsys):
+def test_tables_go_into_their_section_null_results_first(tmp_path, program, capsys):
     (tmp_path / "study.json").write_text(json.dumps(study_body()))
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    arguments = ["gate_tables", str(tmp_path / "study.json"), "--into", str(page), "--section"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "demo"])
-    gate_tables.main()
+    arguments = ("tables", tmp_path / "study.json", "--into", page, "--section")
+    program(*arguments, "demo")
     text = page.read_text()
     first = text.split("<!-- demo: headline -->\n")[1].splitlines()
     assert first[0].startswith("**Null results**")
@@ -187,12 +204,9 @@ def test_tables_go_into_their_section_null_results_first(tmp_path, monkeypatch, 
     assert all(text.splitlines()[place + 2].endswith("?") for place in headings)
     assert "kept" in text
     assert "old" not in text
-    gate_tables.main()
+    program(*arguments, "demo")
     assert page.read_text() == text, "putting them in twice changes nothing"
-    monkeypatch.setattr(sys, "argv", [*arguments, "other"])
-    with pytest.raises(SystemExit) as ended:
-        gate_tables.main()
-    assert ended.value.code == 1
+    program(*arguments, "other", code=2)
     assert "other: headline" in capsys.readouterr().err
     assert page.read_text() == text
 
@@ -202,12 +216,15 @@ def test_a_transfer_that_stopped_leaves_the_first_quarter_right(source):
         iter(prompts_of(source.pool[0], source.bridge.sender, source.bridge.receiver, native=False))
     )
     donor = kvbridge.capture(source.bridge.sender, source.donors[0][1])
-    found = ATTACKS["late_layers"](request, donor, Random(0), source.bridge.sender)
+    snapshot = ATTACKS["late_layers"](request, donor, Random(0), source.bridge.sender)
     count = len(request.snapshot)
-    assert all(torch.equal(found.layers[0][n], request.snapshot.layers[0][n]) for n in ("k", "v"))
+    assert all(
+        torch.equal(snapshot.layers[0][n], request.snapshot.layers[0][n]) for n in ("k", "v")
+    )
     for layer in range(1, 4):
         assert all(
-            torch.equal(found.layers[layer][n], donor.layers[layer][n][:count]) for n in ("k", "v")
+            torch.equal(snapshot.layers[layer][n], donor.layers[layer][n][:count])
+            for n in ("k", "v")
         )
 
 
@@ -254,12 +271,12 @@ def test_users_get_the_default_signals_and_a_study_is_of_these(pair):
         == 7 + 10 * len(parts_of(DEFAULT_SIGNALS))
         < 7 + 10 * len(parts_of(SIGNALS))
     )
-    found = gate_study.separation(items, "kl")
-    assert 0.3 < found["score"] < 0.7
-    assert found["score_of_all"] > 0.9
-    assert found["score_without_sender"] is not None
+    told = separation(items, "kl")
+    assert 0.3 < told["score"] < 0.7
+    assert told["score_of_all"] > 0.9
+    assert told["score_without_sender"] is not None
     dense = prefill_flops(pair.receiver.geometry, 64)
-    assert gate_study.savings(pool) == pytest.approx(
+    assert savings(pool) == pytest.approx(
         {
             "handoff": 7 / dense,
             "gate": 10 * len(parts_of(DEFAULT_SIGNALS)) / dense,
@@ -274,19 +291,21 @@ def test_wrong_caches_by_who_sees_them(pair):
         "late_layers": "sender_tail",
         "shuffled": "tail_k_low",
     }
-    found = wrong_caches(made_pool(pair, **wrong))
+    by_limits = wrong_caches(made_pool(pair, **wrong))
     passed = {
         name: {case: one["passed"] for case, one in body["cases"].items()}
-        for name, body in found.items()
+        for name, body in by_limits.items()
     }
-    most = found["default signals"]["of"] * 0.8
-    assert next(iter(found)) == "default signals"
+    most = by_limits["default signals"]["of"] * 0.8
+    assert next(iter(by_limits)) == "default signals"
     assert passed["all signals"] == dict.fromkeys(wrong, 0)
     assert passed["default signals"]["wrong_document"] == passed["default signals"]["shuffled"] == 0
     assert passed["default signals"]["late_layers"] > most
     assert passed["without the sender model"]["wrong_document"] > most
     assert passed["without the sender model"]["shuffled"] == 0
-    assert not {"sender_early", "sender_first"} & set(found["without the sender model"]["signals"])
+    assert not {"sender_early", "sender_first"} & set(
+        by_limits["without the sender model"]["signals"]
+    )
 
 
 def test_lines_of_other_signals_are_refused(folder, tmp_path):
@@ -298,9 +317,6 @@ def test_lines_of_other_signals_are_refused(folder, tmp_path):
         Pool.read(tmp_path)
 
 
-def test_a_study_of_too_few_requests_is_refused_in_one_line(folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gate_study", str(folder)])
-    with pytest.raises(SystemExit) as ended:
-        gate_study.main()
-    assert ended.value.code == 1
+def test_a_study_of_too_few_requests_is_refused_in_one_line(folder, program, capsys):
+    program("study", folder, code=1)
     assert capsys.readouterr().err.startswith("kvbridge: ")
