@@ -43,7 +43,9 @@ def shuffled(
     )
 
 
-def half_wrong(request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def half_wrong(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The first half another document's, the second half right: as when a text was edited and its
     cache kept."""
     del rng, sender
@@ -69,7 +71,9 @@ def one_token(
     return replace(request.snapshot, layers=tuple(layers))
 
 
-def late_layers(request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model) -> KVSnapshot:
+def late_layers(
+    request: CalibrationPrompt, donor: KVSnapshot, rng: Random, sender: Model
+) -> KVSnapshot:
     """The first quarter of the layers right, the others another document's: a transfer of layer
     buffers that stopped."""
     del rng, sender

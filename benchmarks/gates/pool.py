@@ -22,7 +22,13 @@ from kvbridge.cli.progress import counted
 from kvbridge.errors import UsageError
 from kvbridge.files import write_file
 from kvbridge.gates.calibrate.job import gather, read_signals
-from kvbridge.gates.calibrate.passing import CalibrationPrompt, Sample, Seen, prompts_of, watch_prompts
+from kvbridge.gates.calibrate.passing import (
+    CalibrationPrompt,
+    Sample,
+    Seen,
+    prompts_of,
+    watch_prompts,
+)
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.geometry import KVGeometry
 from kvbridge.handoff.plan import RepairPlan

@@ -46,7 +46,7 @@ def ls(home: Home = None, as_json: Json = False) -> None:
 
 
 def show(asset: Asset, home: Home = None, as_json: Json = False) -> None:
-    """Show one translator.
+    """Show what the store knows of one translator.
 
     That is: its two models and their licences, its scores, the folder it is in, and the id by which
     vLLM's semantic router knows it.
