@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvbridge.moved import install
+
 if TYPE_CHECKING:
     from kvbridge.asset.folder import Asset, load_asset, load_controls, save_asset
     from kvbridge.asset.maps.translator import Translator
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from kvbridge.model.rope import Rotation
 
 __version__ = "0.1.0"
+
+install()
 
 _WHERE = {
     "Asset": "asset.folder",

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.format import FLOAT_DTYPES
-from kvbridge.geometry import KVGeometry
+from kvbridge.geometry import KVGeometry, digest_json
 from kvbridge.headers import Header, expect_tensors
 
 if TYPE_CHECKING:
@@ -105,6 +105,11 @@ class Maps(ABC):
     def names(self, layers: range) -> tuple[str, ...]:
         """Names of the tensors that `apply` needs: all, unless a kind keeps layers apart."""
         return tuple(self.shapes)
+
+    def described(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """What a translator's digest covers, in order: a text that says what maps are, and the
+        tensors that hold their numbers."""
+        yield digest_json([self.kind, self.to_json()]), tuple(sorted(self.shapes))
 
     def dtypes(self, tensor: str) -> Sequence[str]:
         """Dtypes, as safetensors calls them, that a tensor may have in the file. Tensors that may

@@ -129,6 +129,14 @@ class DenseMaps(Maps):
             for name in pair
         )
 
+    def described(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Target by target, in the words that run folders have been bound by since their first
+        version: a digest made anew is theirs."""
+        for (layer, stream), groups in sorted(self.groups.items()):
+            parts = [(group.heads, group.blocks, self.features) for group in groups]
+            names = [name for pair in tensor_names(layer, stream, len(groups)) for name in pair]
+            yield repr(((layer, stream), parts)), tuple(names)
+
     def reads(self, layers: range) -> tuple[tuple[int, str], ...]:
         """What the layers' groups read."""
         blocks = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbridge.asset.maps.base import Block, Maps
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.errors import UsageError
-from kvbridge.geometry import KVGeometry, digest_json
+from kvbridge.geometry import KVGeometry
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +77,11 @@ class Translator:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the maps are and of every number in them."""
-        state = hashlib.sha256()
-        state.update(digest_json([self.maps.kind, self.maps.to_json()]).encode())
-        for name, tensor in self.saved().items():
-            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            state.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        state, tensors = hashlib.sha256(), self.saved()
+        for text, names in self.maps.described():
+            state.update(text.encode())
+            for name in names:
+                state.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
         return state.hexdigest()
 
     def saved(self) -> dict[str, Tensor]:
