@@ -31,7 +31,7 @@ AssetFolder = Annotated[
         metavar="ASSET", help="Folder of a translator, as `kvbridge fit --out` wrote it."
     ),
 ]
-Calibration = Annotated[
+CalibrationFolder = Annotated[
     Path | None,
     typer.Option(
         help="Folder of the calibration. Without it, ASSET.gate is read.", show_default=False

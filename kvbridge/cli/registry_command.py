@@ -18,7 +18,6 @@ from kvbridge.registry.store import LocalStore, default_home
 from kvbridge.registry.store.admission import AdmissionPolicy
 from kvbridge.registry.store.naming import clean
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Home = Annotated[
     Path | None,
     typer.Option(
@@ -28,7 +27,7 @@ Home = Annotated[
         show_default=False,
     ),
 ]
-Asset = Annotated[
+StoredAsset = Annotated[
     str,
     typer.Argument(
         metavar="ASSET",

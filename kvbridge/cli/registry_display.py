@@ -179,8 +179,8 @@ def plan(collected: Plan, dry_run: bool) -> RenderableType:
     lines = [f"{verb} {len(what)} {name}" for name, what in counts.items() if what]
     if collected.damaged:
         lines.append(
-            f"kept all objects: {', '.join(collected.damaged[:3])} cannot be read; publish that asset "
-            "again or delete the file"
+            f"kept all objects: {', '.join(collected.damaged[:3])} cannot be read; publish that "
+            "asset again or delete the file"
         )
     return Text(
         "\n".join([*lines, f"{size(collected.bytes)} in all" if lines else "nothing to delete"])

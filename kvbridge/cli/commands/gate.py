@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from kvbridge.cli.options import AssetFolder, Calibration, Data, Device, Json, Receiver, Sender
+from kvbridge.cli.options import (
+    AssetFolder,
+    CalibrationFolder,
+    Data,
+    Device,
+    Json,
+    Receiver,
+    Sender,
+)
 
 gate = typer.Typer(
     help="Decide request by request whether a translated cache may be used.",
@@ -126,7 +134,9 @@ def gate_calibrate(
 
 
 @gate.command("show")
-def gate_show(asset: AssetFolder, calibration: Calibration = None, as_json: Json = False) -> None:
+def gate_show(
+    asset: AssetFolder, calibration: CalibrationFolder = None, as_json: Json = False
+) -> None:
     """Show what a calibration promises.
 
     That is: its limits, how many requests it accepts and how many of those were damaged, how well
@@ -140,7 +150,7 @@ def gate_show(asset: AssetFolder, calibration: Calibration = None, as_json: Json
 @gate.command("time")
 def gate_time(
     asset: AssetFolder,
-    calibration: Calibration = None,
+    calibration: CalibrationFolder = None,
     data: Annotated[
         str | None,
         typer.Option(

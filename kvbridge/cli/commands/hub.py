@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbridge.cli.options import Json
 from kvbridge.cli.progress import transferred
 from kvbridge.cli.registry_command import (
-    Asset,
     Endpoint,
     Home,
-    Json,
+    StoredAsset,
     Tag,
     emit,
     open_store,
@@ -23,7 +23,7 @@ from kvbridge.registry.hub.evaluation import evaluation
 
 
 def push(
-    asset: Asset,
+    asset: StoredAsset,
     repo: Annotated[
         str,
         typer.Argument(help="Repository on the Hub, org/name; it is made if it does not exist."),

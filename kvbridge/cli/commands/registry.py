@@ -14,11 +14,11 @@ import typer
 
 from kvbridge.cli import registry_display as display
 from kvbridge.cli.commands.hub import pull, push
+from kvbridge.cli.options import Json
 from kvbridge.cli.progress import transferred
 from kvbridge.cli.registry_command import (
-    Asset,
     Home,
-    Json,
+    StoredAsset,
     Tag,
     emit,
     open_store,
@@ -45,7 +45,7 @@ def ls(home: Home = None, as_json: Json = False) -> None:
     emit(as_json, body, display.table(store.home, entries))
 
 
-def show(asset: Asset, home: Home = None, as_json: Json = False) -> None:
+def show(asset: StoredAsset, home: Home = None, as_json: Json = False) -> None:
     """Show what the store knows of one translator.
 
     That is: its two models and their licences, its scores, the folder it is in, and the id by which
@@ -126,7 +126,7 @@ def verify(
         raise StoreError(f"{len(bad)} of {len(results)} failed: {bad[0]['problem']}")
 
 
-def rm(asset: Asset, home: Home = None, as_json: Json = False) -> None:
+def rm(asset: StoredAsset, home: Home = None, as_json: Json = False) -> None:
     """Remove a translator's name; given a digest, all names of it.
 
     The files stay until `registry gc` deletes what no name stands for.
@@ -168,7 +168,7 @@ def rebuild(home: Home = None, as_json: Json = False) -> None:
 
 
 def sign(
-    asset: Asset,
+    asset: StoredAsset,
     key: Annotated[
         Path, typer.Option(help="Your elliptic curve private key, a file in PEM format.")
     ],
