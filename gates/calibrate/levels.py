@@ -89,8 +89,9 @@ def fit_rungs(
     signals = applicable(learn, config.signals)
     if not signals:
         raise DataError(
-            f"of the signals {', '.join(config.signals)} none gave a number for these requests on every rung; "
-            "give other signals or a longer tail (leverage: an asset that carries its factor; fit it again)"
+            f"of the signals {', '.join(config.signals)} none gave a number for these requests on "
+            "every rung; give other signals or a longer tail (leverage: an asset that carries its "
+            "factor; fit it again)"
         )
     learn, columns = whole(learn, signals), columns_of(signals)
     rungs = []

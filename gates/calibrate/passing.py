@@ -59,8 +59,8 @@ class CalibrationPrompt:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A prompt, what a gate would see of it, and what became of it. `evidence` is None where no gate
-    is asked: the contract refused (`refusal`), or every layer is exact."""
+    """A prompt, what a gate would see of it, and what became of it. `evidence` is None where no
+    gate is asked: the contract refused (`refusal`), or every layer is exact."""
 
     prompt: CalibrationPrompt
     evidence: Evidence | None
@@ -112,7 +112,8 @@ def _begins(whole: Encoding, part: Encoding) -> bool:
 
 
 def _beginning(whole: KVSnapshot, text: str, tokens: int) -> KVSnapshot:
-    """The snapshot of `text`, which the first `tokens` tokens of `whole` spell; views of its rows."""
+    """The snapshot of `text`, which the first `tokens` tokens of `whole` spell; views of its
+    rows."""
     layers = tuple({name: t[:tokens] for name, t in layer.items()} for layer in whole.layers)
     return replace(
         whole,

@@ -28,12 +28,16 @@ def items_needed(alpha: float, delta: float, failures: int = 0) -> int:
     """Fewest accepted items of which `failures` may fail so that risk ≤ α holds at confidence 1 −
     δ."""
     check_levels(alpha, delta)
+    # The p-value falls with every further item: double until it is low enough, then halve between.
     low, high = failures, failures + 1
     while p_value(failures, high, alpha) > delta:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if p_value(failures, middle, alpha) <= delta else (middle, high)
+        if p_value(failures, middle, alpha) <= delta:
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -81,6 +85,8 @@ def fixed_sequence(
     passed = None
     for threshold, items, failures in counts:
         p = p_value(failures, items, alpha)
+        # No δ is split among the tests: an error takes the rejection of the first threshold whose
+        # risk is above α, and that one is tested once. Going on after a failure would undo this.
         if p > delta:
             break
         passed = Tested(threshold, items, failures, p)
@@ -101,7 +107,10 @@ def conformal_threshold(scores: ArrayLike, damaged: ArrayLike, alpha: float) -> 
     1) ≤ α; None where there is none."""
     score, bad = np.asarray(scores, dtype=np.float64), np.asarray(damaged, dtype=np.float64)
     order = np.argsort(score, kind="stable")
-    ordered, risk = score[order], (np.cumsum(bad[order]) + 1) / (len(score) + 1)
+    ordered = score[order]
+    # The request to come counts as damaged, whatever it is: that is the + 1 above and below.
+    risk = (np.cumsum(bad[order]) + 1) / (len(score) + 1)
+    # Equal scores are accepted together, so only the last of them may be a threshold.
     last = np.append(ordered[1:] != ordered[:-1], True)
     allowed = np.flatnonzero(last & (risk <= alpha))
     return float(ordered[allowed[-1]]) if len(allowed) else None

@@ -32,8 +32,8 @@ class Ladder:
     thresholds were calibrated under, whatever the device and the policy.
 
     A request is translated once; every rung repairs and judges that translation. Where the ladder
-    ends counts each rung as if it were tried alone, as the calibration did; what a decision predicts
-    counts work that rungs share once.
+    ends counts each rung as if it were tried alone, as the calibration did; what a decision
+    predicts counts work that rungs share once.
 
     `policies`: by tenant; another tenant gets `policy`. Everything else goes to CalibratedGate.
     """

@@ -35,7 +35,8 @@ class Policy:
         until = self.valid_until
         if until is not None and (type(until) not in (int, float) or not math.isfinite(until)):
             raise UsageError(
-                f"expected valid_until as a finite number of seconds since 1970 or None, found {until!r:.40}"
+                "expected valid_until as a finite number of seconds since 1970 or None, "
+                f"found {until!r:.40}"
             )
 
 

@@ -67,8 +67,8 @@ def fit_score(
     if min(int(y.sum()), int((~y).sum())) < FOLDS or len(set(documents)) < FOLDS:
         raise DataError(
             f"expected at least {FOLDS} damaged and {FOLDS} undamaged requests of {FOLDS} "
-            f"documents to fit a score, found {int(y.sum())} and {int((~y).sum())} of {len(set(documents))}; "
-            "give more texts or another label"
+            f"documents to fit a score, found {int(y.sum())} and {int((~y).sum())} of "
+            f"{len(set(documents))}; give more texts or another label"
         )
     mean, scale = x.mean(0), np.maximum(x.std(0), 1e-6)
     z = np.clip((x - mean) / scale, -CLIP, CLIP)

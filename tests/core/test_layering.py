@@ -39,6 +39,7 @@ TOP = ("eval", "cli")
 OUTSIDE = ("benchmarks", "recipes", "tests", "examples")
 """Not installed: they may import the package, which may not import them."""
 INSIDE = {
+    "gates": ("signals", "labels", "decide", "calibrate"),
     "registry": ("store", "hub"),
     "eval": ("tasks", "conditions", "run", "statistics", "report", "pair", "screen"),
 }

@@ -72,9 +72,9 @@ def test_prediction_is_what_drawn_residuals_do():
         roots = [torch.linalg.cholesky(s + 1e-12 * torch.eye(WIDTH)) for s in (sigma_k, sigma_v)]
         expected = drawn(draw, q, k, v, allowed, uncertain, *roots)
         trace = sigma_v.diagonal(dim1=1, dim2=2).sum(1)
-        found, squared = expected_error(q, k, v, allowed, uncertain.float(), sigma_k, trace)
+        error, squared = expected_error(q, k, v, allowed, uncertain.float(), sigma_k, trace)
         assert torch.allclose(squared, attend(q, k, v, allowed).square().sum(-1), rtol=1e-4)
-        assert torch.allclose(found, expected, rtol=0.12), (found / expected).aminmax()
+        assert torch.allclose(error, expected, rtol=0.12), (error / expected).aminmax()
 
 
 def test_the_position_average_serves_rotated_residuals():
@@ -101,14 +101,14 @@ def test_the_position_average_serves_rotated_residuals():
         q = torch.randn(4, 1, width, generator=draw)
         k, v = (torch.randn(300, 1, width, generator=draw) for _ in range(2))
         allowed, uncertain = torch.ones(4, 300, dtype=torch.bool), torch.ones(300)
-        found, _ = expected_error(q, k, v, allowed, uncertain, average, torch.zeros(1))
+        error, _ = expected_error(q, k, v, allowed, uncertain, average, torch.zeros(1))
         weights = (q[:, 0] @ k[:, 0].T).softmax(-1)
         output = weights @ v[:, 0]
         forms = torch.einsum("nw,jwx,nx->nj", q[:, 0], exact, q[:, 0])
         truth = (weights.square() * forms * (v[:, 0][None] - output[:, None]).square().sum(-1)).sum(
             -1
         )
-        ratios.append(found[:, 0] / truth)
+        ratios.append(error[:, 0] / truth)
     middle = torch.cat(ratios).log()
     assert abs(float(middle.mean())) < 0.1
     assert float(middle.std()) < 0.35, "one query may be off by a third, not by a factor"
@@ -182,9 +182,9 @@ def test_signal_is_a_plain_loop_over_the_models_own_queries(which, request):
                 square += float(output.square().sum())
             shares.append(error / square)
         layers.append(sum(shares) / len(shares))
-    found = SIGNALS["attention_error"].read(Reading(evidence, extras))
-    assert found[0] == pytest.approx(math.log(sum(layers) / len(layers) + 1e-9), abs=2e-3)
-    assert found[1] == pytest.approx(math.log(max(layers) + 1e-9), abs=2e-3)
+    columns = SIGNALS["attention_error"].read(Reading(evidence, extras))
+    assert columns[0] == pytest.approx(math.log(sum(layers) / len(layers) + 1e-9), abs=2e-3)
+    assert columns[1] == pytest.approx(math.log(max(layers) + 1e-9), abs=2e-3)
 
 
 def test_gathered_residuals_are_those_of_the_rows(pair):
@@ -195,8 +195,8 @@ def test_gathered_residuals_are_those_of_the_rows(pair):
     for seen in watch(pair.bridge(), samples, PLAN, outcomes=False):
         rows = Reading(seen.evidence, extras).sampled()
         own = prompts_of(samples[int(seen.prompt.document)], pair.sender, pair.receiver)[0].native
-        for name, found in errors.items():
-            found.append(seen.evidence.translated[layer][name][rows] - own[layer][name][rows])
+        for name, residuals in errors.items():
+            residuals.append(seen.evidence.translated[layer][name][rows] - own[layer][name][rows])
     k, v = (torch.cat(errors[n]).double().numpy() for n in ("k", "v"))
     for head in range(k.shape[1]):
         assert extras.residual_k[layer][head].numpy() == pytest.approx(
@@ -216,7 +216,7 @@ def test_without_queries_or_covariance_the_signal_says_so(pair):
 
 def test_a_matrix_that_is_no_covariance_gives_no_negative_error():
     _, q, k, v, allowed, uncertain = setting()
-    found, _ = expected_error(
+    error, _ = expected_error(
         q,
         k,
         v,
@@ -225,4 +225,4 @@ def test_a_matrix_that_is_no_covariance_gives_no_negative_error():
         -torch.eye(WIDTH).expand(HEADS, -1, -1),
         torch.zeros(HEADS),
     )
-    assert bool((found >= 0).all())
+    assert bool((error >= 0).all())

@@ -77,17 +77,17 @@ def test_a_cache_of_nan_is_damaged_under_every_label(pair):
 
 
 def greedy(model, ids, count):
-    found = []
+    chosen = []
     with torch.no_grad():
         for _ in range(count):
-            found.append(
+            chosen.append(
                 int(
-                    model.model(torch.cat((ids, torch.tensor(found, dtype=torch.int64)))[None])
+                    model.model(torch.cat((ids, torch.tensor(chosen, dtype=torch.int64)))[None])
                     .logits[0, -1]
                     .argmax()
                 )
             )
-    return found
+    return chosen
 
 
 def test_the_receivers_own_cache_is_never_damaged_and_unequal_lengths_go_together(pair):
@@ -115,9 +115,9 @@ def test_against_a_plain_loop(pair):
         ids = pair.receiver.encode(seen.prompt.text).ids
         native = greedy(pair.receiver, ids, GREEDY)
         handoff = pair.bridge().handoff(seen.prompt.snapshot, seen.prompt.text, repair=PLAN)
-        ours = handoff.generate(GREEDY, do_sample=False)[0, len(ids) :].tolist()
+        continued = handoff.generate(GREEDY, do_sample=False)[0, len(ids) :].tolist()
         same = next(
-            (i for i, (a, b) in enumerate(zip(native, ours, strict=False)) if a != b), GREEDY
+            (i for i, (a, b) in enumerate(zip(native, continued, strict=False)) if a != b), GREEDY
         )
         assert seen.outcome.diverges == same
         assert seen.outcome.flip == (same == 0)
@@ -129,8 +129,8 @@ def test_prefixes_are_what_a_capture_of_the_prompt_gives(pair):
         whole = kvbridge.capture(pair.sender, request.text)
         assert torch.equal(whole.token_ids, request.snapshot.token_ids)
         assert request.snapshot.text_digest == whole.text_digest
-        for mine, theirs in zip(request.snapshot.layers, whole.layers, strict=True):
-            assert torch.allclose(mine["k"], theirs["k"], atol=1e-4)
+        for row, own in zip(request.snapshot.layers, whole.layers, strict=True):
+            assert torch.allclose(row["k"], own["k"], atol=1e-4)
         assert len(request.native[0]["k"]) + 1 == len(pair.receiver.encode(request.text))
 
 
@@ -138,7 +138,7 @@ def test_an_answer_is_right_or_wrong(pair):
     text = pair.texts[0][:120]
     ids = pair.receiver.encode(text).ids
     answer = pair.receiver.tokenizer.decode(greedy(pair.receiver, ids, 1))
-    found = list(watch(pair.bridge(), [Sample("a", "a", text + answer, (120,), answer=True)], PLAN))
-    if found:
-        assert found[0].outcome.native_right in (True, False)
-        assert found[0].outcome.translated_right is not None
+    seen = list(watch(pair.bridge(), [Sample("a", "a", text + answer, (120,), answer=True)], PLAN))
+    if seen:
+        assert seen[0].outcome.native_right in (True, False)
+        assert seen[0].outcome.translated_right is not None

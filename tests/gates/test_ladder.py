@@ -69,15 +69,15 @@ def drawn(rng, count):
     return items, np.array([k.scores for k in kinds]) * (1 - 1e-9)
 
 
-def ladder_of(pair, found: Levels, policy: Policy):
+def ladder_of(pair, fitted: Levels, policy: Policy):
     """The real Ladder and the real verdict; only signals are given, not read. Returns kind →
     (verdict, rung)."""
     calibration = made_calibration(
         pair,
-        rungs=found.rungs,
-        stop=found.stop,
-        strict=found.strict,
-        lenient=found.lenient,
+        rungs=fitted.rungs,
+        stop=fitted.stop,
+        strict=fitted.strict,
+        lenient=fitted.lenient,
         signals=("length",),
     )
     ladder = Ladder(
@@ -92,14 +92,14 @@ def ladder_of(pair, found: Levels, policy: Policy):
         tried = []
 
         def attempt(request, plan, gate):
-            number = [r.plan for r in found.rungs].index(plan)
+            number = [r.plan for r in fitted.rungs].index(plan)
             tried.append(number)
-            decision = gate._verdict(found.rungs[number], columns(kind.scores[number]))
+            decision = gate._verdict(fitted.rungs[number], columns(kind.scores[number]))
             return replace(request, plan=plan, decision=decision)
 
         ladder._attempt = attempt
         request, rung = ladder.judged(None, pair.texts[0])
-        assert rung == found.rungs[tried[-1]]
+        assert rung == fitted.rungs[tried[-1]]
         return request.decision.verdict, tried[-1]
 
     return decided
@@ -107,8 +107,8 @@ def ladder_of(pair, found: Levels, policy: Policy):
 
 def levels(rng):
     """One recalibration on fresh requests."""
-    (learn, ours), (test, theirs) = drawn(rng, 2000), drawn(rng, 2600)
-    stop, strict, lenient = levels_of(learn, ours, test, theirs, CONFIG)
+    (learn, learn_scores), (test, test_scores) = drawn(rng, 2000), drawn(rng, 2600)
+    stop, strict, lenient = levels_of(learn, learn_scores, test, test_scores, CONFIG)
     return Levels(
         tuple(Rung(p, SCORE, {}) for p in PLANS), ("length",), stop, strict, lenient, None
     )
@@ -121,8 +121,8 @@ def test_the_risk_of_what_the_ladder_uses_stays_below_alpha(pair, monkeypatch, p
     broken = {"use": 0, "accepted": 0}
     held = dict(broken)
     for _ in range(60):
-        found = levels(rng)
-        decided = [(k, *ladder_of(pair, found, policy)(k)) for k in KINDS]
+        fitted = levels(rng)
+        decided = [(k, *ladder_of(pair, fitted, policy)(k)) for k in KINDS]
         for name, verdicts, alpha in (
             ("use", ("use",), 0.02),
             ("accepted", ("use", "use_approximate"), 0.1),
@@ -142,10 +142,10 @@ def test_the_report_routes_as_the_ladder_does_and_shows_the_approximate_ones_alo
 ):
     monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     rng = np.random.default_rng(1)
-    found = levels(rng)
+    fitted = levels(rng)
     items, _ = drawn(rng, 3000)
-    report = report_of(items, found)
-    decide = ladder_of(pair, found, Policy())
+    report = report_of(items, fitted)
+    decide = ladder_of(pair, fitted, Policy())
     by_score = {tuple(columns(s)["length"] for s in k.scores): decide(k) for k in KINDS}
     counted = {"use": [0, 0], "use_approximate": [0, 0], "discard": [0, 0]}
     for item in items:
@@ -195,8 +195,8 @@ def test_the_ladder_takes_the_first_rung_that_passes_and_pays_for_all(pair, monk
 
 
 def test_the_ladder_translates_once_and_gives_what_a_bridge_gives(pair, monkeypatch):
-    """Three rungs, the last of which passes: bit for bit that plan's own handoff, and every rung's cost but
-    the shared parts, which are counted once."""
+    """Three rungs, the last of which passes: bit for bit that plan's own handoff, and every rung's
+    cost but the shared parts, which are counted once."""
     monkeypatch.setattr(ladders, "prefill_flops", lambda *_: 1 << 40)
     text = pair.texts[0]
     snapshot = kvbridge.capture(pair.sender, text)

@@ -48,15 +48,15 @@ def test_parts_are_what_was_done(pair):
 
 def test_milliseconds_are_predicted_where_the_speed_is_known(pair):
     assert handed(pair).predicted_ms is None
-    found = handed(pair, speed=SPEED)
+    decision = handed(pair, speed=SPEED)
     parts = pair.evidence().parts
-    gate = found.predicted_flops - sum(parts.values())
+    gate = decision.predicted_flops - sum(parts.values())
     assert gate > 0
-    assert found.predicted_ms == pytest.approx(
+    assert decision.predicted_ms == pytest.approx(
         parts["translate"] / 50 + parts["prefill"] / 100 + parts["repair"] / 20 + gate / 10
     )
     refused = handed(pair, speed=SPEED, policy=Policy(enabled=False))
-    assert refused.predicted_ms == pytest.approx(found.predicted_ms - gate / 10), (
+    assert refused.predicted_ms == pytest.approx(decision.predicted_ms - gate / 10), (
         "what was spent before the refusal"
     )
 
@@ -114,34 +114,34 @@ def test_measured_times_and_speed(pair, monkeypatch):
         clock.time, "perf_counter", lambda: (n := next(looks)) / 1000 + 5 * min(n, warm)
     )
     text = " ".join(random_texts(8, 260, seed=2))
-    found = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1)
-    assert (found.tokens, found.repeats, found.threads) == (300, 1, torch.get_num_threads())
-    assert set(found.signals_ms) == set(SIGNALS)
-    assert found.prefill_ms == pytest.approx(1.0)
-    assert found.gate_ms == pytest.approx(len(SIGNALS))
-    assert found.gate_share == pytest.approx(len(SIGNALS))
-    assert found.default_ms == pytest.approx(len(DEFAULT_SIGNALS)), (
+    timing = measure(pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1)
+    assert (timing.tokens, timing.repeats, timing.threads) == (300, 1, torch.get_num_threads())
+    assert set(timing.signals_ms) == set(SIGNALS)
+    assert timing.prefill_ms == pytest.approx(1.0)
+    assert timing.gate_ms == pytest.approx(len(SIGNALS))
+    assert timing.gate_share == pytest.approx(len(SIGNALS))
+    assert timing.default_ms == pytest.approx(len(DEFAULT_SIGNALS)), (
         "read once more without the others"
     )
-    assert 0 < found.default_flops < found.gate_flops
-    assert found.to_json()["default_share"] == pytest.approx(len(DEFAULT_SIGNALS))
-    assert found.prefill_flops == prefill_flops(pair.receiver.geometry, 300)
-    assert found.speed.prefill == pytest.approx(found.prefill_flops)
-    assert found.speed.repair == pytest.approx(found.handoff_parts["repair"])
-    assert found.gate_flops_share == found.gate_flops / found.prefill_flops
-    assert json.loads(json.dumps(found.to_json()))["flops_per_ms"] == found.speed.to_json()
+    assert 0 < timing.default_flops < timing.gate_flops
+    assert timing.to_json()["default_share"] == pytest.approx(len(DEFAULT_SIGNALS))
+    assert timing.prefill_flops == prefill_flops(pair.receiver.geometry, 300)
+    assert timing.speed.prefill == pytest.approx(timing.prefill_flops)
+    assert timing.speed.repair == pytest.approx(timing.handoff_parts["repair"])
+    assert timing.gate_flops_share == timing.gate_flops / timing.prefill_flops
+    assert json.loads(json.dumps(timing.to_json()))["flops_per_ms"] == timing.speed.to_json()
 
 
 def test_the_default_set_alone_is_read_once(pair, monkeypatch):
     looks = itertools.count()
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(looks) / 1000)
     text = " ".join(random_texts(8, 260, seed=2))
-    found = measure(
+    timing = measure(
         pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=DEFAULT_SIGNALS
     )
     assert next(looks) == 2 * 2 * (4 + len(DEFAULT_SIGNALS))
-    assert found.default_ms == found.gate_ms
-    assert found.default_flops == found.gate_flops
+    assert timing.default_ms == timing.gate_ms
+    assert timing.default_flops == timing.gate_flops
 
 
 def test_refusals_say_what_to_do(pair):
@@ -160,8 +160,8 @@ def test_refusals_say_what_to_do(pair):
 def test_signals_that_cost_nothing_give_a_speed_that_can_be_read_again(pair):
     """No FLOPs in some time are no speed; predicted milliseconds of nothing are nothing at any."""
     text = " ".join(random_texts(8, 260, seed=2))
-    found = measure(
+    speed = measure(
         pair.bridge(), pair.extras, text, plan=PLAN, tokens=300, repeats=1, signals=("length",)
     ).speed
-    assert found.gate == found.prefill > 0
-    assert Speed.from_json(json.loads(json.dumps(found.to_json())), "x") == found
+    assert speed.gate == speed.prefill > 0
+    assert Speed.from_json(json.loads(json.dumps(speed.to_json())), "x") == speed
