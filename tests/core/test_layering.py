@@ -157,6 +157,7 @@ def test_the_rule_can_fail():
     assert not allowed("eval.report.page", "eval.pair")
     assert allowed("eval.screen.fleet", "eval.pair")
     assert not allowed("registry.store.store", "registry.hub.push")
+    assert not allowed("gates.signals.reading", "gates.decide.policy")
     lazy = """def f():
     from kvbridge.handoff import bridge
     import kvbridge.errors
