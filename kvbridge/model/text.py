@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from kvbridge.errors import UsageError
 
 DECODE_CONTEXT, DECODE_PENDING = 4, 32
-"""Tokens before the first unsettled one that a window decodes again, and most unsettled tokens."""
+"""Settled stretches of tokens before the first unsettled token that a window decodes again, and
+most unsettled tokens."""
 REPLACEMENT = "�"
 """What decoders write for bytes that are no whole character yet."""
 
@@ -20,7 +22,9 @@ REPLACEMENT = "�"
 class Encoding:
     """A text as one model's tokens: ids `[tokens]` and character spans `[tokens, 2]`.
 
-    Both int64 on the CPU; the spans' ends never go back.
+    Both int64 on the CPU. A span ends with the last character that is whole once its token is read;
+    the ends never go back. A token that holds only the first bytes of a character has an empty span
+    where that character begins.
     """
 
     ids: Tensor
@@ -43,7 +47,7 @@ def encode(tokenizer: Any, text: str) -> Encoding:
         ) from None
     encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
     spans = torch.tensor(encoded["offset_mapping"], dtype=torch.int64).reshape(-1, 2)
-    return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _monotone(spans))
+    return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _seen(spans, text))
 
 
 def encode_ids(tokenizer: Any, token_ids: Tensor) -> tuple[str, Encoding]:
@@ -63,7 +67,7 @@ def encode_ids(tokenizer: Any, token_ids: Tensor) -> tuple[str, Encoding]:
     starts = [0, *ends][: len(ends)]
     pairs = list(zip(starts, ends, strict=True))
     spans = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
-    return text, Encoding(ids, _monotone(spans.clamp_max(len(text))))
+    return text, Encoding(ids, spans.clamp_max(len(text)))
 
 
 def render(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
@@ -98,23 +102,46 @@ def _ends(tokenizer: Any, ids: Tensor) -> list[int]:
     """
     ends: list[int] = []
     settled_characters = settled_tokens = 0
+    boundaries = deque([0], maxlen=DECODE_CONTEXT + 1)
     for index in range(len(ids)):
-        window = max(0, settled_tokens - DECODE_CONTEXT)
+        # From where text was settled: from amid a character's bytes, some decoders read none of
+        # the bytes that follow.
+        window = boundaries[0]
         before = _decode(tokenizer, ids[window:settled_tokens])
         now = _decode(tokenizer, ids[window : index + 1])
         whole = now.rstrip(REPLACEMENT)
-        ends.append(settled_characters + max(0, len(whole) - len(before)))
+        seen = settled_characters + max(0, len(whole) - len(before))
+        # Some decoders take a whole character back while the bytes after it are cut short.
+        ends.append(max([seen, *ends[-1:]]))
         # Bytes that never become a character must not make the window grow without end.
         if whole == now or index - settled_tokens >= DECODE_PENDING:
             settled_characters += len(now) - len(before)
             settled_tokens = index + 1
+            boundaries.append(settled_tokens)
     return ends
 
 
-def _monotone(spans: Tensor) -> Tensor:
-    """Spans `[tokens, 2]` whose ends never go back.
+def _seen(spans: Tensor, text: str) -> Tensor:
+    """A tokenizer's own spans `[tokens, 2]` of `text` as what each token has seen.
 
-    Byte-level pieces of one character, and special tokens, repeat the end before them.
+    A tokenizer gives every piece of a character that whole character's span, but only the last of
+    them has seen it: where the next span begins before a token's end, the token ends there. Spans
+    of nothing (special tokens) repeat the end before them. Whitespace that stands in no span,
+    because the tokenizer trims or drops it, is the first that the token after it has seen.
     """
-    ends = torch.cummax(spans[:, 1], dim=0).values if len(spans) else spans[:, 1]
-    return torch.stack((torch.minimum(spans[:, 0], ends), ends), dim=1)
+    tokens = len(spans)
+    if tokens == 0:
+        return spans
+    holds_text = spans[:, 1] > spans[:, 0]
+    own = torch.where(holds_text, torch.arange(tokens), tokens)
+    at_or_after = torch.cummin(own.flip(0), dim=0).values.flip(0)
+    following = torch.cat((at_or_after[1:], torch.tensor([tokens])))
+    starts = torch.cat((spans[:, 0], torch.tensor([len(text)])))
+    ends = torch.where(holds_text, torch.minimum(spans[:, 1], starts[following]), spans[:, 1])
+    ends = torch.cummax(ends, dim=0).values
+    starts = torch.where(holds_text, torch.minimum(spans[:, 0], ends), ends)
+    before = torch.cat((torch.tensor([0]), ends[:-1]))
+    for token in (starts > before).nonzero()[:, 0].tolist():
+        if text[int(before[token]) : int(starts[token])].isspace():
+            starts[token] = before[token]
+    return torch.stack((starts, ends), dim=1)
