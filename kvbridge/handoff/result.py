@@ -76,9 +76,19 @@ class Handoff:
         return self.engine.generate(self.prefilled, max_new_tokens, **generate_kwargs)
 
     def text(self, max_new_tokens: int | None = None, **generate_kwargs: Any) -> str:
-        """The continuation alone, decoded; arguments as of `generate`."""
+        """The continuation alone, decoded; arguments as of `generate`.
+
+        One continuation: raises UsageError where more than one would be returned. What else a
+        `return_dict_in_generate=True` returns is dropped.
+        """
         out = self.generate(max_new_tokens, **generate_kwargs)
-        return self.engine.spell(out[0, len(self.ids) :])
+        sequences = getattr(out, "sequences", out)
+        if len(sequences) != 1:
+            raise UsageError(
+                f"text gives one continuation, found {len(sequences)}; leave num_return_sequences "
+                "out, or decode what generate returns"
+            )
+        return self.engine.spell(sequences[0, len(self.ids) :])
 
     def snapshot(self) -> KVSnapshot:
         """The handed-over cache as a snapshot (a copy) that keeps its provenance: another handoff
