@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from kvbridge.cache.prefill import recorded_at, run_decoder
-from kvbridge.cache.snapshot import LayerKV, build_cache
+from kvbridge.cache.layers import LayerKV, build_cache
+from kvbridge.cache.run import recorded_at, run_decoder
 from kvbridge.errors import UsageError
 from kvbridge.model.model import Model
 

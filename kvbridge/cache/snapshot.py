@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from kvbridge.cache.layers import LayerKV, build_cache, remembered
 from kvbridge.cache.provenance import Provenance, exact_provenance
+from kvbridge.cache.run import one_sequence
 from kvbridge.cache.snapshot_file import Description, check_content, describe
+from kvbridge.cache.verify import check_positions, check_tail, find_positions
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import write_file
 from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
@@ -21,8 +24,6 @@ from kvbridge.geometry import KVGeometry, digest_text
 from kvbridge.headers import check_safetensors_header
 from kvbridge.model.model import Model
 from kvbridge.model.rope import Rotation
-
-LayerKV = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,66 +118,35 @@ class KVSnapshot:
         *,
         text: str | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         provenance: Provenance | None = None,
     ) -> KVSnapshot:
         """From a transformers cache (an object with `.layers`, or pairs of keys and values) that
-        `model` filled.
+        `model` filled with one prompt from its beginning.
 
-        input_ids `[tokens]` or `[1, tokens]`; `attention_mask` of the same shape marks padding with
-        0 (positions then count from the first real token, as `generate` does). The cache may cover
-        fewer tokens than input_ids (the last one generated is not cached). `text` is what the ids
-        spell, where the caller has it. Tensors are referenced, not copied. A cache that came out of
-        a handoff remembers what it is: its snapshot keeps that provenance, also once the cache has
-        grown. Raises UsageError where the cache cannot be of these ids.
+        input_ids, `attention_mask` and `position_ids` are `[tokens]` or `[1, tokens]`. The mask
+        marks padding with 0, on either side. Positions that are not given are found: as `generate`
+        counts them (from the first real token), as a plain forward does (padding counts), else
+        wherever layer 0 says that one ascending run of them begins. The cache may cover fewer
+        tokens than input_ids (the last one generated is not cached). `text` is what the ids spell,
+        where the caller has it. Tensors are referenced, not copied. A cache that came out of a
+        handoff remembers what it is: its snapshot keeps that provenance, also once the cache has
+        grown.
+
+        A cache that is said to be the model's own is checked (`kvbridge.cache.verify`): rows of
+        layer 0 are recomputed, and the last tokens run once more through all layers, which costs a
+        forward of eight tokens. Raises UsageError, naming the row, where the cache cannot be of
+        these ids, and for static, quantised and batched caches and a model in training.
         """
-        pairs = _pairs(cache)
-        if not pairs or any(k is None for k, _ in pairs):
-            raise UsageError("expected a filled cache, found layers without keys")
-        if any(k.ndim != 4 or k.shape[0] != 1 for k, _ in pairs):
-            raise UsageError(
-                "expected keys [1, heads, tokens, width] of one request, "
-                f"found {tuple(pairs[0][0].shape)}"
-            )
-        lengths = {int(k.shape[2]) for k, _ in pairs} | {int(v.shape[2]) for _, v in pairs}
-        if len(lengths) != 1:
-            raise UsageError(
-                f"layers hold {sorted(lengths)} tokens: sliding layers have dropped some; "
-                "capture with DynamicCache() without a config"
-            )
-        ids = input_ids.to("cpu", torch.int64).reshape(-1)
-        count = lengths.pop()
-        if _has_dropped(cache, model.geometry, count, len(ids)):
-            raise UsageError(
-                f"layers hold {count} tokens, but not the first ones (sliding or static layers); "
-                "capture with DynamicCache() without a config"
-            )
-        if count > len(ids):
-            raise UsageError(f"the cache covers {count} tokens, input_ids only {len(ids)}")
-        mask = torch.ones(count, dtype=torch.bool)
-        if attention_mask is not None:
-            mask = attention_mask.to("cpu").reshape(-1)[:count].bool()
-        real = ids[:count][mask]
-        if text is None:
-            text, encoding = model.encode_ids(real)
-        else:
-            encoding = model.encode(text)
-            if len(encoding) < len(real) or not torch.equal(encoding.ids[: len(real)], real):
-                raise UsageError(
-                    "text= does not tokenise to input_ids; leave it out and it is decoded from them"
-                )
-        end = int(encoding.spans[len(real) - 1, 1]) if len(real) else 0
-        covered = text[:end]
-        rows = torch.arange(count)[mask]
-        layers = tuple({"k": _rows(k, rows), "v": _rows(v, rows)} for k, v in pairs)
-        return cls(
-            token_ids=real,
-            positions=torch.arange(len(real)),
-            spans=encoding.spans[: len(real)],
-            text_digest=digest_text(covered),
-            characters=len(covered),
-            layers=layers,
-            geometry=model.geometry,
-            provenance=provenance or _remembered(cache, model, len(layers), len(real)),
+        return snapshot_of_cache(
+            cache,
+            model,
+            input_ids,
+            text=text,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            provenance=provenance,
+            own=False,
         )
 
     def to_cache(self, model: Model) -> DynamicCache:
@@ -244,31 +214,127 @@ class KVSnapshot:
             ) from error
 
 
-def build_cache(
-    model: Model, layers: tuple[LayerKV, ...] | list[LayerKV], provenance: Provenance | None = None
-) -> DynamicCache:
-    """A transformers cache over full-length `[tokens, heads, width]` tensors; nothing is copied.
+def snapshot_of_cache(
+    cache: Any,
+    model: Model,
+    input_ids: Tensor,
+    *,
+    text: str | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    provenance: Provenance | None = None,
+    own: bool = True,
+) -> KVSnapshot:
+    """`KVSnapshot.from_cache`, and with `own` without its checks of values: for whoever has just run
+    the model over these ids, from position 0."""
+    if (mode := model.training()) is not None:
+        raise UsageError(f"expected a model that computes the same twice, found {mode}")
+    pairs = cached_pairs(cache, model.geometry)
+    ids = one_sequence(input_ids, model.geometry.vocabulary)
+    count = len(pairs[0][0][0, 0])
+    if has_dropped(cache, model.geometry, count, len(ids)):
+        raise UsageError(
+            f"layers hold {count} tokens, but not the first ones (sliding layers); "
+            "capture with DynamicCache() without a config"
+        )
+    if count > len(ids):
+        raise UsageError(f"the cache covers {count} tokens, input_ids only {len(ids)}")
+    mask = torch.ones(count, dtype=torch.bool)
+    if attention_mask is not None:
+        mask = _like(attention_mask, len(ids), "attention_mask")[:count].bool()
+    rows = mask.nonzero()[:, 0]
+    real = ids[rows]
+    layers = tuple({"k": _rows(k, rows), "v": _rows(v, rows)} for k, v in pairs)
+    if provenance is None:
+        provenance = remembered(cache, model, len(layers), len(real))
+    positions = torch.arange(len(real))
+    if position_ids is not None:
+        positions = _like(position_ids, len(ids), "position_ids")[rows].long()
+        _check_one_run(positions)
+    if not own and len(real) and provenance.fidelity == "exact":
+        if position_ids is not None:
+            check_positions(model, real, positions, layers[0])
+        else:
+            positions = find_positions(model, real, layers[0], (positions, rows))
+        if int(positions[-1] - positions[0]) == len(positions) - 1:
+            check_tail(model, real, positions, layers)
+    if text is None:
+        text, encoding = model.encode_ids(real)
+    else:
+        encoding = model.encode(text)
+        if len(encoding) < len(real) or not torch.equal(encoding.ids[: len(real)], real):
+            raise UsageError(
+                "text= does not tokenise to input_ids; leave it out and it is decoded from them"
+            )
+    end = int(encoding.spans[len(real) - 1, 1]) if len(real) else 0
+    return KVSnapshot(
+        token_ids=real,
+        positions=positions,
+        spans=encoding.spans[: len(real)],
+        text_digest=digest_text(text[:end]),
+        characters=end,
+        layers=layers,
+        geometry=model.geometry,
+        provenance=provenance,
+    )
 
-    Sliding layers are given their full length, so that they cut themselves and count every token.
-    """
-    pairs = [
-        (layer["k"].transpose(0, 1)[None], layer["v"].transpose(0, 1)[None]) for layer in layers
-    ]
-    cache = DynamicCache(pairs, config=model.model.config)
-    if provenance is not None:
-        setattr(cache, _MEMORY, provenance)
-    return cache
+
+def _like(values: Any, tokens: int, name: str) -> Tensor:
+    """`[tokens]` out of a tensor `[tokens]` or `[1, tokens]`, as input_ids are; UsageError for another
+    shape. A mask or positions may reach further than the ids, never less far."""
+    if not isinstance(values, Tensor):
+        raise UsageError(f"expected a tensor as {name}, found {type(values).__name__}")
+    if values.ndim not in (1, 2) or (values.ndim == 2 and len(values) != 1):
+        raise UsageError(
+            f"expected {name} [{tokens}] or [1, {tokens}] of one request, "
+            f"found {tuple(values.shape)}"
+        )
+    flat = values.to("cpu").reshape(-1)
+    if len(flat) < tokens:
+        raise UsageError(f"expected {name} of {tokens} tokens, found {len(flat)}")
+    return flat
 
 
-_MEMORY = "kvbridge_provenance"
+def _check_one_run(positions: Tensor) -> None:
+    """Raises UsageError where positions do not ascend: they restart where another prompt begins."""
+    back = (positions[1:] <= positions[:-1]).nonzero()[:, 0]
+    if len(back):
+        row = int(back[0]) + 1
+        raise UsageError(
+            f"position_ids go back from {int(positions[row - 1])} to {int(positions[row])} at row "
+            f"{row}: several prompts are packed into one row; give one of them"
+        )
 
 
-def _remembered(cache: Any, model: Model, layers: int, tokens: int) -> Provenance:
-    """What a cache says it is (`build_cache` tells it), grown to `tokens`; any other cache is the
-    model's own."""
-    known = getattr(cache, _MEMORY, None)
-    own = exact_provenance(model.geometry.digest, layers, tokens)
-    return own if known is None else known.over(layers, tokens)
+def cached_pairs(cache: Any, geometry: KVGeometry) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values `[1, heads, tokens, width]` of each layer; UsageError for what is no filled
+    cache of one request, of equal length in every layer."""
+    layers = getattr(cache, "layers", None)
+    for layer in layers or ():
+        name = type(layer).__name__
+        for kind in ("Static", "Quantized"):
+            if kind in name:
+                raise UsageError(
+                    "expected a cache that holds just the tokens it has seen, as they were "
+                    f"computed, found a {kind.lower()} one ({name}); use DynamicCache()"
+                )
+    pairs = _pairs(cache)
+    if not pairs or any(not isinstance(t, Tensor) for pair in pairs for t in pair):
+        raise UsageError("expected a filled cache, found layers without keys")
+    if any(t.ndim != 4 or t.shape[0] != 1 for pair in pairs for t in pair):
+        raise UsageError(
+            "expected keys and values [1, heads, tokens, width] of one request, found "
+            f"{tuple(pairs[0][0].shape)}; take one row of a batch or of beams"
+        )
+    if len(pairs) != len(geometry.layers):
+        raise UsageError(f"expected {len(geometry.layers)} layers, found {len(pairs)}")
+    lengths = {int(tensor.shape[2]) for pair in pairs for tensor in pair}
+    if len(lengths) != 1:
+        raise UsageError(
+            f"layers hold {sorted(lengths)} tokens: sliding layers have dropped some, or rows were "
+            "evicted; capture with DynamicCache() without a config"
+        )
+    return pairs
 
 
 def _pairs(cache: Any) -> list[tuple[Any, Any]]:
@@ -277,7 +343,7 @@ def _pairs(cache: Any) -> list[tuple[Any, Any]]:
     return [(entry[0], entry[1]) for entry in cache]
 
 
-def _has_dropped(cache: Any, geometry: KVGeometry, count: int, tokens: int) -> bool:
+def has_dropped(cache: Any, geometry: KVGeometry, count: int, tokens: int) -> bool:
     """Whether layers of equal length hold other tokens than the first: they say so, or all slide
     and are just full."""
     layers = getattr(cache, "layers", None)

@@ -24,6 +24,7 @@ REASONS = {
     "alignment": "too few receiver tokens end where a sender token ends",
     "lineage": "the snapshot is itself a translation",
     "too_short": "there is nothing to translate",
+    "positions": "the snapshot's rows stand at other positions than the receiver's",
     "positions_out_of_range": "the prompt is longer than the receiver's positions",
     "not_finite": "the cache holds NaN or infinity",
     "no_room": "the ledger has no room",

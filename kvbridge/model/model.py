@@ -29,9 +29,11 @@ class Model:
     geometry: KVGeometry
     rotation: Rotation
     _versions: tuple[int, ...] = field(init=False, repr=False)
+    _adapters: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_versions", _versions(self.model))
+        object.__setattr__(self, "_adapters", _adapter_state(self.model))
 
     def changed(self) -> str | None:
         """What of the live model is no longer as `geometry` says, in a few words; None for nothing.
@@ -43,7 +45,23 @@ class Model:
             return f"dtype (now {str(self.dtype).removeprefix('torch.')})"
         if adapter_names(self.model) != self.geometry.adapters:
             return "adapters"
+        if _adapter_state(self.model) != self._adapters:
+            return "adapter scaling"
+        if (mode := self.training()) is not None:
+            return f"mode ({mode})"
         return "weights" if _versions(self.model) != self._versions else None
+
+    def training(self) -> str | None:
+        """Where the model drops out at random, so that no two forwards agree, in a few words; None
+        where it does not."""
+        if not self.model.training:
+            return None
+        for name, module in self.model.named_modules():
+            rate = getattr(module, "p", None) if isinstance(module, nn.Dropout) else None
+            rate = rate or getattr(module, "attention_dropout", None)
+            if module.training and isinstance(rate, float) and rate > 0:
+                return f"training mode with dropout {rate:g} in {name}; call .eval() on the model"
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -91,3 +109,18 @@ class Model:
 def _versions(model: nn.Module) -> tuple[int, ...]:
     """How often each weight has been written to; inference tensors cannot be and keep no count."""
     return tuple(0 if p.is_inference() else p._version for p in model.parameters())
+
+
+def _adapter_state(model: nn.Module) -> tuple[str, ...]:
+    """What alters a live adapter's effect besides its weights, layer by layer: its scaling, whether
+    it is switched off, merged, and which are active."""
+    states = []
+    for name, module in model.named_modules():
+        scaling = getattr(module, "scaling", None)
+        if isinstance(scaling, dict):
+            flags = (getattr(module, flag, None) for flag in _ADAPTER_FLAGS)
+            states.append(f"{name} {sorted(scaling.items())} {[str(flag) for flag in flags]}")
+    return tuple(states)
+
+
+_ADAPTER_FLAGS = ("disable_adapters", "merged_adapters", "active_adapters")

@@ -9,7 +9,7 @@ import torch
 
 from kvbridge.cache.align import Alignment, align_positions, align_spans
 from kvbridge.geometry import shared_layers
-from kvbridge.handoff.decision import discard
+from kvbridge.handoff.decision import Decision, discard
 from kvbridge.handoff.pair import Pair
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.request import Aligned, Request
@@ -85,9 +85,7 @@ def _chosen(pair: Pair, request: Request, alignment: Alignment, shared: int) -> 
     chosen = chosen[chosen >= start]
     refusal = None
     if shared < total and pair.translator is None:
-        refusal = discard(
-            "no_asset", f"no translator from {pair.sender.name} to {pair.receiver.name}"
-        )
+        refusal = _without_translator(pair, request)
     elif shared < total and len(chosen) == cached - start:
         refusal = discard(
             "too_short",
@@ -101,6 +99,19 @@ def _chosen(pair: Pair, request: Request, alignment: Alignment, shared: int) -> 
     if refusal is not None:
         return replace(request, refusal=refusal)
     return replace(request, aligned=Aligned(alignment, chosen, shared))
+
+
+def _without_translator(pair: Pair, request: Request) -> Decision:
+    """Why nothing can be handed over without maps."""
+    snapshot, own = request.snapshot, pair.receiver.geometry
+    moved = int(snapshot.positions[0]) != 0
+    if moved and shared_layers(snapshot.geometry, own) == len(own.layers):
+        return discard(
+            "positions",
+            f"the snapshot begins at position {int(snapshot.positions[0])}, the prompt at 0: its "
+            "keys would have to be turned, which is not exact",
+        )
+    return discard("no_asset", f"no translator from {pair.sender.name} to {pair.receiver.name}")
 
 
 def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
@@ -118,7 +129,7 @@ def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
         # A token after one that differs has another context, whatever stands there itself.
         same_so_far = torch.cummin((~(differs & by_position.covered)).int(), dim=0).values == 1
         covered = by_position.covered & same_so_far
-        if int(covered.sum()) * 2 >= int(by_position.covered.sum()):
+        if bool(covered.any()) and int(covered.sum()) * 2 >= int(by_position.covered.sum()):
             return Alignment(by_position.index, covered, by_position.exact_share), True
     start = request.start
     by_span = align_spans(snapshot.spans, encoding.spans[start:])
