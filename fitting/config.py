@@ -7,6 +7,7 @@ from typing import Any
 
 from kvbridge.cache.align import MIN_EXACT_SHARE
 from kvbridge.cache.features import hidden_layer
+from kvbridge.duplicates import NEAR
 from kvbridge.errors import UsageError, unknown_names
 from kvbridge.fitting.families import FAMILIES
 from kvbridge.fitting.select import SELECTORS
@@ -30,7 +31,8 @@ class FitConfig:
     `max_tokens` per document, every `stride`-th token after the first `sinks` is a row. `precision`
     of products: float64, or float32 about a shift, accumulated in float64. Budgets in bytes, None:
     70 % of what is free. `force` goes on with too few rows and marks the asset. `fractions`: train,
-    validation, test by document.
+    validation, test by document. `near_duplicates`: the share of a text that an earlier one holds
+    from which on both are kept in one split (None: they are not looked for).
     """
 
     family: str = "full-head"
@@ -53,6 +55,7 @@ class FitConfig:
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     cosine_documents: int = 16
     min_exact_share: float = MIN_EXACT_SHARE
+    near_duplicates: float | None = NEAR
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +80,10 @@ class FitConfig:
             raise UsageError(
                 "expected precision float32 or float64 and weights_dtype float32, bfloat16 or "
                 f"float16, found {self.precision}, {self.weights_dtype}"
+            )
+        if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
+            raise UsageError(
+                f"expected near_duplicates in (0, 1] or None, found {self.near_duplicates}"
             )
         if min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-6:
             raise UsageError(

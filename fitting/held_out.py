@@ -10,7 +10,7 @@ from kvbridge.cache.prefill import Batch
 from kvbridge.errors import DataError
 from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
-from kvbridge.fitting.pairs import Captured, PairSource
+from kvbridge.fitting.pairs import Captured, PairSource, seen_elsewhere
 from kvbridge.fitting.rows import TextBatch, pair_rows
 from kvbridge.fitting.scores import Residuals, Scores, attention_cosine
 from kvbridge.fitting.train import MapSet
@@ -30,6 +30,8 @@ def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clo
     documents, left = 0, config.cosine_documents
     for pair in source.held():
         documents += len(pair.texts.documents)
+        if not len(pair.pairing.receiver):
+            continue
         with clock.part("scores"):
             rows = (pair.pairing.sender, pair.pairing.receiver)
             at = pair.pairing.receiver.to(pair.receiver.mask.device)
@@ -49,6 +51,7 @@ def score_maps(maps: MapSet, control: Translator, source: PairSource, clock: Clo
     if residuals.rows < 2:
         raise DataError(
             f"expected rows to score on, found {residuals.rows} in {documents} test documents"
+            f"{seen_elsewhere(source)}"
         )
     means = [
         sum(c) / len(c) if (c := cosines.get(layer)) else None
@@ -70,7 +73,8 @@ def _cosine(
         texts.split, (texts.documents[number],), (texts.sender[number],), (texts.receiver[number],)
     )
     count = len(one.receiver[0])
-    if count <= sinks:
+    first = _first_own(texts, number, sinks)
+    if first >= count:
         return {}
     every = pair_rows(sender, receiver, one, FitConfig(sinks=0), widths)
     flat = (number * widths[0] + every.sender, number * widths[1] + every.receiver)
@@ -81,7 +85,17 @@ def _cosine(
             own = pair.receiver.layers[layer][name][number, :count].clone()
             own[every.receiver.to(own.device)] = value.to(own)
             streams[name] = receiver.rotation.rotate(own, positions, layer) if name == "k" else own
-    return attention_cosine(receiver, one.receiver[0].ids, translated, sinks)
+    return attention_cosine(receiver, one.receiver[0].ids, translated, sinks, first)
+
+
+def _first_own(texts: TextBatch, number: int, sinks: int) -> int:
+    """The first token after the sinks from which on a document's text is the split's own; its
+    length where there is none."""
+    count = len(texts.receiver[number])
+    if texts.own is None or count <= sinks:
+        return min(sinks, count)
+    others = (~texts.own[number][sinks:]).nonzero()[:, 0]
+    return sinks if len(others) == 0 else sinks + int(others[-1]) + 1
 
 
 def _inputs(

@@ -13,6 +13,7 @@ import torch
 from kvbridge.asset.leverage import Factor
 from kvbridge.asset.maps.translator import Translator
 from kvbridge.cache.features import hidden_layer
+from kvbridge.duplicates import NearDuplicates
 from kvbridge.errors import DataError, NotEnoughRows, PairRefused, UsageError
 from kvbridge.fitting.clock import Clock
 from kvbridge.fitting.config import FitConfig
@@ -21,14 +22,16 @@ from kvbridge.fitting.held_out import score_maps
 from kvbridge.fitting.leverage import solve_factors
 from kvbridge.fitting.memory import MemoryPlan, check_memory, control_features, plan_layout
 from kvbridge.fitting.moments import Moments
-from kvbridge.fitting.pairs import FitProgress, PairSource
+from kvbridge.fitting.pairs import FitProgress, PairSource, seen_elsewhere
 from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
 from kvbridge.fitting.spill import spill
-from kvbridge.fitting.splits import Splits, split_of
+from kvbridge.fitting.splits import LeftOut, Splits
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
 from kvbridge.model.model import Model
 
+MARKED_SHARE = 0.1
+"""Share of a split's rows from which on a mark says that they were left out."""
 FORCED = (
     "fitted with --force on fewer rows than twice the features: "
     "held-out scores may be far below zero"
@@ -57,6 +60,8 @@ class Fit:
     keep."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
     """By stream, what leverage is measured in."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What splits do not share."""
 
 
 def fit(
@@ -89,7 +94,8 @@ def fit(
             f"hidden:{entering} needs a receiver of more than {entering} layers, found {layers}"
         )
     where = receiver.device if device is None else torch.device(device)
-    clock, splits = Clock(where), Splits()
+    clock = Clock(where)
+    splits = Splits(NearDuplicates(config.near_duplicates) if config.near_duplicates else None)
     plan = check_memory(*pair, config, where)
     if on_plan is not None:
         on_plan(plan)
@@ -106,6 +112,8 @@ def fit(
                 spill(config.spill_folder, config.spill_bytes, sender.dtype)
             )
         for batch in source.captured(_documents(texts, splits, config), store):
+            if not len(batch.pairing.receiver):
+                continue
             with clock.part("moments"):
                 x = input_rows(layout, batch.sender, batch.receiver.hidden, batch.pairing)
                 y = target_rows(layout, batch.receiver, batch.pairing)
@@ -130,9 +138,10 @@ def fit(
         jitter=maps.jitter,
         corpus_digest=splits.digest,
         splits=splits.to_json(),
-        marks=(FORCED,) if maps.starved else (),
+        marks=((FORCED,) if maps.starved else ()) + _left_out_marks(source),
         alignment_exact_share=round(source.exact / max(1, source.covered), 6),
         fitted_on=splits.fitted_on(),
+        left_out=LeftOut(dict(source.left_out), splits.left_out, splits.moved),
         factors=factors,
     )
 
@@ -140,9 +149,22 @@ def fit(
 def _documents(texts: Any, splits: Splits, config: FitConfig) -> Iterator[tuple[str, Document]]:
     """Documents with their splits as they stream by; `splits` counts them (modified)."""
     for document in read_documents(texts):
-        split = split_of(document, config.fractions)
-        splits.add(document, split)
-        yield split, document
+        split = splits.place(document, config.fractions)
+        if split is not None:
+            yield split, document
+
+
+def _left_out_marks(source: PairSource) -> tuple[str, ...]:
+    """A mark where much of validation or test was another split's text."""
+    marks = []
+    for split in SPLITS:
+        rows, left_out = source.rows.get(split, 0), source.left_out.get(split, 0)
+        if left_out > MARKED_SHARE * (rows + left_out):
+            marks.append(
+                f"left out {left_out:,} of {rows + left_out:,} {split} rows: their text up to "
+                "there also begins documents of another split"
+            )
+    return tuple(marks)
 
 
 def _check_rows(
@@ -162,7 +184,9 @@ def _check_rows(
         )
     rows, held = moments["train"].n, moments["validation"].n
     if rows < 2 or held < 2:
-        raise DataError(f"expected rows to fit and validate on, found {rows} and {held}")
+        raise DataError(
+            f"expected rows to fit and validate on, found {rows} and {held}{seen_elsewhere(source)}"
+        )
     features = largest_map(sender.geometry, receiver.geometry, config)
     if rows < 2 * features and not config.force:
         raise NotEnoughRows(

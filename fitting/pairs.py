@@ -37,7 +37,7 @@ class PairSource:
     until `held`.
 
     `exact` of `covered` receiver tokens so far end where a sender token ends; `rows` counts rows
-    per split.
+    per split, and `left_out` those whose text another split saw first.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class PairSource:
         self._spilled = False
         self.exact, self.covered = 0.0, 0
         self.rows: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
         self._held: list[tuple[TextBatch, Callable[[], Batch]]] = []
 
     def captured(
@@ -113,8 +114,20 @@ class PairSource:
         widths = (sender.mask.shape[1], receiver.mask.shape[1])
         pairing = pair_rows(self.sender, self.receiver, batch, self.config, widths)
         self.exact, self.covered = self.exact + pairing.exact, self.covered + pairing.covered
-        self.rows[batch.split] = self.rows.get(batch.split, 0) + len(pairing.receiver)
+        split = batch.split
+        self.rows[split] = self.rows.get(split, 0) + len(pairing.receiver)
+        self.left_out[split] = self.left_out.get(split, 0) + pairing.left_out
         return Captured(batch, sender, receiver, pairing)
+
+
+def seen_elsewhere(source: PairSource) -> str:
+    """The end of a sentence about too few rows: how many were another split's; else nothing."""
+    if not (left_out := sum(source.left_out.values())):
+        return ""
+    return (
+        f"; {left_out:,} rows were left out because their text up to there also begins documents "
+        "of another split: give more documents that begin differently, or more of each (max_tokens)"
+    )
 
 
 @contextmanager

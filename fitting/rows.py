@@ -12,6 +12,7 @@ from torch import Tensor
 from kvbridge.cache.align import Alignment, align_positions, align_spans
 from kvbridge.cache.prefill import Batch
 from kvbridge.cache.snapshot import LayerKV
+from kvbridge.fitting.beginnings import Beginnings
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.layout import FEATURES, Layout
@@ -23,21 +24,24 @@ WINDOW = 8
 
 
 class Encoded(NamedTuple):
-    """One document with both models' encodings."""
+    """One document with both models' encodings, and where it is its split's own `[tokens]`."""
 
     document: Document
     sender: Encoding
     receiver: Encoding
+    own: Tensor
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Documents of one split with both models' encodings, cut to `max_tokens`."""
+    """Documents of one split with both models' encodings, cut to `max_tokens`. `own`, per document
+    `[receiver tokens]`: whether the text up to there is this split's own; None: all of it is."""
 
     split: str
     documents: tuple[Document, ...]
     sender: tuple[Encoding, ...]
     receiver: tuple[Encoding, ...]
+    own: tuple[Tensor, ...] | None = None
 
     @property
     def tokens(self) -> int:
@@ -54,7 +58,8 @@ def text_batches(
     sender: Model, receiver: Model, documents: Iterable[tuple[str, Document]], config: FitConfig
 ) -> Iterator[TextBatch]:
     """Batches of one split each, of at most `batch_tokens` padded tokens; within a window, texts of
-    like length meet."""
+    like length meet. A text's beginning belongs to the split that saw it first."""
+    beginnings = Beginnings()
     sender_limit = min(config.max_tokens, sender.geometry.max_positions)
     receiver_limit = min(config.max_tokens, receiver.geometry.max_positions)
     waiting: dict[str, list[Encoded]] = {}
@@ -63,7 +68,8 @@ def text_batches(
         written = cut(receiver.encode(document.text), receiver_limit)
         if len(read) and len(written):
             pool = waiting.setdefault(split, [])
-            pool.append(Encoded(document, read, written))
+            own = beginnings.own(split, document.text, written.spans[:, 1])
+            pool.append(Encoded(document, read, written, own))
             # Of a window of several batches, texts of like length go together: little padding.
             if sum(len(entry.receiver) for entry in pool) >= WINDOW * config.batch_tokens:
                 yield from _packed(split, pool, config.batch_tokens)
@@ -86,8 +92,8 @@ def _packed(split: str, pool: list[Encoded], limit: int) -> Iterator[TextBatch]:
 
 
 def _batch(split: str, entries: list[Encoded]) -> TextBatch:
-    documents, sender, receiver = zip(*entries, strict=True)
-    return TextBatch(split, documents, sender, receiver)
+    documents, sender, receiver, own = zip(*entries, strict=True)
+    return TextBatch(split, documents, sender, receiver, own)
 
 
 def align_pair(sender: Model, receiver: Model, read: Encoding, written: Encoding) -> Alignment:
@@ -103,20 +109,21 @@ def align_pair(sender: Model, receiver: Model, read: Encoding, written: Encoding
 @dataclass(frozen=True)
 class Pairing:
     """Flat row numbers into two padded batches: sender `[rows]`, receiver `[rows]`; how many end
-    matches were exact, of how many covered tokens."""
+    matches were exact, of how many covered tokens; and how many rows are another split's."""
 
     sender: Tensor
     receiver: Tensor
     exact: float
     covered: int
+    left_out: int = 0
 
 
 def pair_rows(
     sender: Model, receiver: Model, batch: TextBatch, config: FitConfig, widths: tuple[int, int]
 ) -> Pairing:
-    """Rows of a fit: covered receiver tokens after the sinks, every `stride`-th. `widths`: padded
-    lengths of both."""
-    sender_rows, receiver_rows, exact, covered = [], [], 0.0, 0
+    """Rows of a fit: covered receiver tokens after the sinks, every `stride`-th, less those whose
+    text another split saw first. `widths`: padded lengths of both."""
+    sender_rows, receiver_rows, exact, covered, left_out = [], [], 0.0, 0, 0
     for number, (read, written) in enumerate(zip(batch.sender, batch.receiver, strict=True)):
         alignment = align_pair(sender, receiver, read, written)
         count = int(alignment.covered.sum())
@@ -125,9 +132,13 @@ def pair_rows(
         # Sinks are recomputed in every handoff, and their keys and values lie far from all others:
         # as rows, they would bend every map towards what is never translated.
         at = at[at >= config.sinks][:: config.stride]
+        if batch.own is not None:
+            own = at[batch.own[number][at]]
+            left_out += len(at) - len(own)
+            at = own
         sender_rows.append(number * widths[0] + alignment.index[at])
         receiver_rows.append(number * widths[1] + at)
-    return Pairing(torch.cat(sender_rows), torch.cat(receiver_rows), exact, covered)
+    return Pairing(torch.cat(sender_rows), torch.cat(receiver_rows), exact, covered, left_out)
 
 
 def input_rows(layout: Layout, sender: Batch, hidden: Tensor | None, pairing: Pairing) -> Tensor:

@@ -119,13 +119,18 @@ class Residuals:
 
 @torch.no_grad()
 def attention_cosine(
-    receiver: Model, ids: Tensor, translated: dict[int, LayerKV], sinks: int
+    receiver: Model,
+    ids: Tensor,
+    translated: dict[int, LayerKV],
+    sinks: int,
+    first: int | None = None,
 ) -> dict[int, float]:
     """Mean cosine per layer between the receiver's attention outputs over its own cache and over
     `translated` (`[tokens, heads, width]`, rotated; the first `sinks` tokens are taken from the
     receiver), with its own queries.
 
-    ids `[tokens]`. Tokens after the sinks and all query heads count alike: what is attended to
+    ids `[tokens]`. Tokens from `first` on (by default those after the sinks) and all query heads
+    count alike: what is attended to
     decides what an error costs, and R² of keys and values does not know it. The sinks are left out
     as a handoff recomputes them; most heads look there most, which would make any map seem good.
     """
@@ -149,7 +154,7 @@ def attention_cosine(
         mixed_key, mixed_value = mixed
         other = attend(query, mixed_key, mixed_value, mask, scaling)
         cosine = cosine_similarity(own.float(), other.float(), dim=-1)
-        cosines[layer] = float(cosine[:, :, sinks:].mean())
+        cosines[layer] = float(cosine[:, :, sinks if first is None else first :].mean())
 
     with attention_probe(receiver.model, observe):
         receiver.decoder(input_ids=ids[None].to(receiver.device), use_cache=False)

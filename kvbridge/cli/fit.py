@@ -80,12 +80,13 @@ def run_fit(asked: FitCommand) -> None:
                 "timings": fit.timings,
                 "scores": fit.scores.to_json(),
                 "marks": list(fit.marks),
+                "left_out": vars(fit.left_out),
             }
         )
         return
     _scores(f"{asked.sender} → {asked.receiver}, held-out scores", fit.scores.to_json())
-    for mark in fit.marks:
-        say(mark)
+    for line in (*fit.left_out.lines(), *fit.marks):
+        say(line)
     print(f"{asked.out}: digest {digest}")
 
 

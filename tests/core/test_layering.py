@@ -24,6 +24,7 @@ CORE = (
     "codec",
     "headers",
     "geometry",
+    "duplicates",
     "demo",
     "model",
     "cache",

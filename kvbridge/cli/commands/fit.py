@@ -114,6 +114,14 @@ def fit(
             show_default=False,
         ),
     ] = None,
+    keep_near_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--keep-near-duplicates",
+            help="Do not look for texts that nearly repeat one another. Otherwise such texts are "
+            "kept in one part, so that scores are of text that was not learned from.",
+        ),
+    ] = False,
     min_exact_share: Annotated[
         float,
         typer.Option(
@@ -147,6 +155,7 @@ def fit(
     settings are chosen, and on the third the printed scores are measured.
     """
     from kvbridge.cli.fit import FitCommand, run_fit
+    from kvbridge.duplicates import NEAR
     from kvbridge.fitting.config import FitConfig
 
     config = FitConfig(
@@ -165,6 +174,7 @@ def fit(
         one_at_a_time=one_at_a_time,
         spill_bytes=spill_bytes,
         spill_folder=spill_folder,
+        near_duplicates=None if keep_near_duplicates else NEAR,
         min_exact_share=min_exact_share,
         force=force,
     )
