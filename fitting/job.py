@@ -3,7 +3,7 @@ then algebra."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from kvbridge.fitting.moments import Moments
 from kvbridge.fitting.pairs import FitProgress, PairSource, seen_elsewhere
 from kvbridge.fitting.rows import input_rows, target_rows
 from kvbridge.fitting.scores import Scores
+from kvbridge.fitting.skipped import Skipped
 from kvbridge.fitting.spill import spill
 from kvbridge.fitting.splits import LeftOut, Splits
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
@@ -94,7 +95,7 @@ def fit(
             f"hidden:{entering} needs a receiver of more than {entering} layers, found {layers}"
         )
     where = receiver.device if device is None else torch.device(device)
-    clock = Clock(where)
+    clock, skipped = Clock(where), Skipped()
     splits = Splits(NearDuplicates(config.near_duplicates) if config.near_duplicates else None)
     plan = check_memory(*pair, config, where)
     if on_plan is not None:
@@ -111,7 +112,8 @@ def fit(
             store = stack.enter_context(
                 spill(config.spill_folder, config.spill_bytes, sender.dtype)
             )
-        for batch in source.captured(_documents(texts, splits, config), store):
+        documents = _documents(read_documents(texts, skipped), splits, config)
+        for batch in source.captured(documents, store):
             if not len(batch.pairing.receiver):
                 continue
             with clock.part("moments"):
@@ -138,7 +140,7 @@ def fit(
         jitter=maps.jitter,
         corpus_digest=splits.digest,
         splits=splits.to_json(),
-        marks=((FORCED,) if maps.starved else ()) + _left_out_marks(source),
+        marks=_marks(maps.starved, skipped, source),
         alignment_exact_share=round(source.exact / max(1, source.covered), 6),
         fitted_on=splits.fitted_on(),
         left_out=LeftOut(dict(source.left_out), splits.left_out, splits.moved),
@@ -146,17 +148,23 @@ def fit(
     )
 
 
-def _documents(texts: Any, splits: Splits, config: FitConfig) -> Iterator[tuple[str, Document]]:
+def _documents(
+    documents: Iterable[Document], splits: Splits, config: FitConfig
+) -> Iterator[tuple[str, Document]]:
     """Documents with their splits as they stream by; `splits` counts them (modified)."""
-    for document in read_documents(texts):
+    for document in documents:
         split = splits.place(document, config.fractions)
         if split is not None:
             yield split, document
 
 
-def _left_out_marks(source: PairSource) -> tuple[str, ...]:
-    """A mark where much of validation or test was another split's text."""
-    marks = []
+def _marks(starved: bool, skipped: Skipped, source: PairSource) -> tuple[str, ...]:
+    """What an asset says for good: too few rows, rows that could not be read, and where much of a
+    split was another split's text."""
+    marks = [FORCED] if starved else []
+    unread = skipped.line()
+    if unread is not None:
+        marks.append(unread)
     for split in SPLITS:
         rows, left_out = source.rows.get(split, 0), source.left_out.get(split, 0)
         if left_out > MARKED_SHARE * (rows + left_out):

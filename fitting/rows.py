@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from kvbridge.fitting.beginnings import Beginnings
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.layout import FEATURES, Layout
+from kvbridge.model.beginning import encode_beginning
 from kvbridge.model.model import Model
 from kvbridge.model.text import Encoding
 
@@ -49,11 +50,6 @@ class TextBatch:
         return sum(len(e) for e in self.receiver)
 
 
-def cut(encoding: Encoding, tokens: int) -> Encoding:
-    """The first `tokens` tokens."""
-    return Encoding(encoding.ids[:tokens], encoding.spans[:tokens])
-
-
 def text_batches(
     sender: Model, receiver: Model, documents: Iterable[tuple[str, Document]], config: FitConfig
 ) -> Iterator[TextBatch]:
@@ -64,12 +60,14 @@ def text_batches(
     receiver_limit = min(config.max_tokens, receiver.geometry.max_positions)
     waiting: dict[str, list[Encoded]] = {}
     for split, document in documents:
-        read = cut(sender.encode(document.text), sender_limit)
-        written = cut(receiver.encode(document.text), receiver_limit)
+        read = encode_beginning(sender, document.text, sender_limit)
+        written = encode_beginning(receiver, document.text, receiver_limit)
         if len(read) and len(written):
             pool = waiting.setdefault(split, [])
             own = beginnings.own(split, document.text, written.spans[:, 1])
-            pool.append(Encoded(document, read, written, own))
+            # Of a long document only what is read is kept: test batches wait until the end.
+            end = int(max(read.spans[-1, 1], written.spans[-1, 1]))
+            pool.append(Encoded(replace(document, text=document.text[:end]), read, written, own))
             # Of a window of several batches, texts of like length go together: little padding.
             if sum(len(entry.receiver) for entry in pool) >= WINDOW * config.batch_tokens:
                 yield from _packed(split, pool, config.batch_tokens)

@@ -93,7 +93,7 @@ def data_source(
 
 def _texts(data: str) -> Iterable[tuple[str | None, str, str, str, str]]:
     """(split, id, document, kind, text) of every row of text."""
-    for number, (split, name, row) in enumerate(stream_rows(data)):
+    for number, (split, name, _, row) in enumerate(stream_rows(data)):
         if isinstance(row, dict) and isinstance(row.get("text"), str):
             identity, document = row_names(row, f"{name}#{number}")
             yield (

@@ -20,7 +20,7 @@ from kvbridge.eval.run.config import RunConfig
 from kvbridge.eval.run.rows import Row, RowWriter
 from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.base import Scored, compare
-from kvbridge.eval.tasks.chosen import Excluded, donors
+from kvbridge.eval.tasks.chosen import Excluded, commonest_reasons, donors
 from kvbridge.eval.tasks.items import Item
 from kvbridge.files import write_file
 from kvbridge.format import RUN_META, RUN_ROWS
@@ -65,9 +65,11 @@ def evaluate(
     conditions = tuple(ordered(wanted))
     check_names(conditions)
     if len({item.document for item in items}) < 2:
+        reasons = commonest_reasons(excluded)
+        why = f"; {len(excluded)} rows were left out, {reasons}" if reasons else ""
         raise EvalError(
             "expected items of at least 2 documents (another one is needed as the wrong document), "
-            f"found {len(items)} items"
+            f"found {len(items)} items{why}"
         )
     out.mkdir(parents=True, exist_ok=True)
     pair = pair_digest(setup)

@@ -16,8 +16,9 @@ from kvbridge.eval.screen.similarity import canonical_correlations, linear_cka, 
 from kvbridge.eval.tasks.start import forward
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import Document
-from kvbridge.fitting.rows import TextBatch, cut, pair_rows
+from kvbridge.fitting.rows import TextBatch, pair_rows
 from kvbridge.fitting.select import relative_order
+from kvbridge.model.beginning import encode_beginning
 from kvbridge.model.model import Model
 
 SEQUENCE_TOKENS = 256
@@ -40,8 +41,8 @@ def predictors(sender: Model, receiver: Model, documents: Sequence[Document]) ->
     if len(documents) < 4:
         raise EvalError(f"expected at least 4 documents to predict from, found {len(documents)}")
     config = FitConfig(max_tokens=SEQUENCE_TOKENS)
-    read = [cut(sender.encode(d.text), SEQUENCE_TOKENS) for d in documents]
-    to_read = [cut(receiver.encode(d.text), SEQUENCE_TOKENS) for d in documents]
+    read = [encode_beginning(sender, d.text, SEQUENCE_TOKENS) for d in documents]
+    to_read = [encode_beginning(receiver, d.text, SEQUENCE_TOKENS) for d in documents]
     giving = capture_batch(sender, read)
     taking = capture_batch(receiver, to_read, hidden_layer=0)
     batch = TextBatch("train", tuple(documents), tuple(read), tuple(to_read))
@@ -99,7 +100,7 @@ def loss_per_character(model: Model, documents: Sequence[Document]) -> float:
     """The model's own nats per character over the first tokens of each document."""
     nats, characters = 0.0, 0
     for document in documents:
-        encoding = cut(model.encode(document.text), SEQUENCE_TOKENS)
+        encoding = encode_beginning(model, document.text, SEQUENCE_TOKENS)
         logits = forward(model, encoding.ids[None, :-1], DynamicCache(), 0)[0].float()
         target = encoding.ids[1:].to(logits.device)
         nats -= float(logits.log_softmax(-1).gather(1, target[:, None]).double().sum())

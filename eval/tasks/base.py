@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,11 @@ from kvbridge.errors import EvalError
 from kvbridge.eval.tasks.items import Item, RawItem
 from kvbridge.eval.tasks.start import Start
 from kvbridge.model.model import Model
+from kvbridge.model.text import Encoding
 
+LINE_END = "\n"
+"""What an answer is tokenised behind when it must not be joined with its prompt: a beginning of a
+text would get a space from some tokenizers."""
 MetricName = Literal["loss", "correct"]
 """What a task's items are compared by: nats of the answer, or whether the answer was right."""
 
@@ -28,6 +32,15 @@ class Scored:
     correct: int | None = None
     f1: float | None = None
     distribution: Tensor | None = None
+
+
+@runtime_checkable
+class CutsText(Protocol):
+    """A task that cuts texts, and asks where both models' tokens end."""
+
+    def cut_items(self, raw: RawItem, sender: Model, receiver: Model) -> list[Item]:
+        """As `Task.items`."""
+        ...
 
 
 class Task(Protocol):
@@ -68,16 +81,36 @@ class Task(Protocol):
 
 
 def following_ids(model: Model, prompt: str, answer: str) -> Tensor:
-    """The model's tokens of `answer` after `prompt`, `[tokens]`; raises EvalError where no token
-    boundary stands between."""
-    whole, before = model.encode(prompt + answer), model.encode(prompt)
+    """The model's tokens of `answer` after `prompt`, `[tokens]`.
+
+    As in the whole text, where a token ends with the prompt. Where its tokenizer would join the two
+    (a space at the prompt's end and the word after it), the prompt stays as it is given, as it does
+    when a model generates after it: the answer's own tokens follow. Raises EvalError where none
+    spell exactly the answer there.
+    """
+    before = model.encode(prompt)
+    ids = joined_ids(model, before, prompt + answer)
+    if ids is not None:
+        return ids
+    start = model.encode(LINE_END)
+    alone = joined_ids(model, start, LINE_END + answer)
+    if alone is not None:
+        text, _ = model.encode_ids(torch.cat((before.ids, alone)))
+        if text.endswith(prompt + answer):
+            return alone
+    raise EvalError(
+        f"{model.name}: no token ends where the prompt does (…{prompt[-12:]!r} + {answer[:12]!r}…)"
+    )
+
+
+def joined_ids(model: Model, before: Encoding, whole: str) -> Tensor | None:
+    """Tokens of `whole` behind those of `before`, its beginning, `[tokens]`; None where its
+    tokenizer cuts that beginning otherwise."""
+    ids = model.encode(whole).ids
     count = len(before)
-    if len(whole) <= count or not torch.equal(whole.ids[:count], before.ids):
-        raise EvalError(
-            f"{model.name}: no token ends where the prompt does (…{prompt[-12:]!r} + "
-            f"{answer[:12]!r}…)"
-        )
-    return whole.ids[count:]
+    if len(ids) <= count or not torch.equal(ids[:count], before.ids):
+        return None
+    return ids[count:]
 
 
 @torch.no_grad()

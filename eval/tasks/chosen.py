@@ -3,16 +3,23 @@ wrong document."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbridge.errors import EvalError
-from kvbridge.eval.tasks import TASKS, kind_of
+from kvbridge.eval.tasks import TASKS, Task, kind_of
+from kvbridge.eval.tasks.base import CutsText
 from kvbridge.eval.tasks.items import Item, RawItem
 from kvbridge.geometry import digest_text
+from kvbridge.model.beginning import encode_beginning
 from kvbridge.model.model import Model
 
+NO_TASK = "unknown"
+"""Stands for the task of rows that no task takes."""
+MOST_REASONS = 3
+DIFFERS = re.compile(r"\d[\d.,]*|'[^']*'|\"[^\"]*\"")
 BEGINNING = 200
 """Characters by which two documents are told to share their text."""
 
@@ -40,12 +47,12 @@ def make_items(
     spread over documents.
 
     `known` says why nothing may be judged on a document (the translator was fitted or the gate
-    calibrated on it), None where nothing speaks against it. Raises EvalError where two items of a
-    task have one id.
+    calibrated on it), None where nothing speaks against it. A row of no kind is left out like any
+    other; raises EvalError where all are, and where two items of a task have one id.
     """
     made: list[tuple[int, int, Item]] = []
-    excluded: list[Excluded] = []
-    for number, raw in enumerate(spread(raws)):
+    known_rows, excluded = _of_known_kinds(raws)
+    for number, raw in enumerate(spread(known_rows)):
         kind = kind_of(raw.body)
         if kind not in TASKS:
             raise EvalError(
@@ -57,7 +64,7 @@ def make_items(
             excluded.append(Excluded(raw.id, raw.document, kind, seen))
             continue
         try:
-            windows = TASKS[kind].items(raw, receiver)
+            windows = _windows(TASKS[kind], raw, sender, receiver)
             for item in windows:
                 _check_range(item, sender, receiver)
         except EvalError as error:
@@ -75,6 +82,44 @@ def make_items(
     return items, excluded
 
 
+def _of_known_kinds(raws: Iterable[RawItem]) -> tuple[list[RawItem], list[Excluded]]:
+    """Rows that some task takes, and the others with the reason; EvalError where none does."""
+    usable: list[RawItem] = []
+    unknown: list[Excluded] = []
+    for raw in raws:
+        try:
+            kind_of(raw.body)
+        except EvalError as error:
+            unknown.append(Excluded(raw.id, raw.document, NO_TASK, str(error)))
+            continue
+        usable.append(raw)
+    if unknown and not usable:
+        raise EvalError(unknown[0].reason)
+    return usable, unknown
+
+
+def _windows(task: Task, raw: RawItem, sender: Model, receiver: Model) -> list[Item]:
+    if isinstance(task, CutsText):
+        return task.cut_items(raw, sender, receiver)
+    return task.items(raw, receiver)
+
+
+def commonest_reasons(excluded: Sequence[Excluded]) -> str:
+    """Why rows were left out, the commonest first with how many rows it kept out, and one of them
+    as an example; empty where none were."""
+    examples: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for lost in excluded:
+        reason = lost.reason.removeprefix(f"{lost.id}: ")
+        # What differs between rows is no reason of its own: numbers, and what is quoted.
+        kind = DIFFERS.sub("…", reason)
+        examples.setdefault(kind, f"{reason} ({lost.id})")
+        counts[kind] += 1
+    parts = [f"{count}: {examples[kind]}" for kind, count in counts.most_common(MOST_REASONS)]
+    others = len(excluded) - sum(count for _, count in counts.most_common(MOST_REASONS))
+    return "; ".join(parts + ([f"{others} for other reasons"] if others else []))
+
+
 def _check_unique(keys: Sequence[tuple[str, str]]) -> None:
     twice = [key for key, count in Counter(keys).items() if count > 1]
     if twice:
@@ -88,11 +133,10 @@ def _check_unique(keys: Sequence[tuple[str, str]]) -> None:
 def _check_range(item: Item, *models: Model) -> None:
     longest = item.prompt + max((*item.answers, *item.options), key=len)
     for model in models:
-        count = len(model.encode(longest))
-        if count > model.geometry.max_positions:
+        positions = model.geometry.max_positions
+        if len(encode_beginning(model, longest, positions + 1)) > positions:
             raise EvalError(
-                f"{item.id}: {count} tokens, {model.name} has {model.geometry.max_positions} "
-                "positions"
+                f"{item.id}: more tokens than the {positions} positions of {model.name}"
             )
 
 

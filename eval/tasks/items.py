@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbridge import demo
-from kvbridge.errors import DataError, EvalError
-from kvbridge.fitting.data import SPLITS, row_names, stream_rows
+from kvbridge.errors import EvalError
+from kvbridge.fitting.data import answer_texts, row_names, stream_rows
+from kvbridge.fitting.folders import split_named
+from kvbridge.fitting.json_rows import Unreadable, lone_surrogate
+from kvbridge.fitting.skipped import Skipped
 from kvbridge.geometry import digest_text
 
 
@@ -41,20 +44,45 @@ class RawItem:
     body: dict[str, Any]
 
 
-def split_rows(source: str) -> Iterator[tuple[str | None, RawItem]]:
-    """(split or None, row) out of a .jsonl, .parquet or .txt file, a folder, or a Hub dataset; a
-    row's own column `split` counts where it names one. Raises DataError on duplicate ids and on
-    rows that are no objects."""
+def split_rows(source: str, skipped: Skipped | None = None) -> Iterator[tuple[str | None, RawItem]]:
+    """(split or None, row) out of a file, a folder, or a Hub dataset; a row's own column `split`
+    counts where it names one. Rows that cannot be read, are no objects or bear an id a second time
+    are left out and counted in `skipped` (modified); raises DataError where they are too many."""
+    skipped = skipped or Skipped()
     seen: set[tuple[str | None, str]] = set()
-    for index, (split, name, row) in enumerate(stream_rows(source)):
-        if not isinstance(row, dict):
-            raise DataError(f"{name}#{index}: expected an object, found {type(row).__name__}")
+    for index, (split, name, place, row) in enumerate(stream_rows(source)):
+        skipped.read()
+        reason = _unusable(row)
+        if reason is not None:
+            skipped.add(place, reason)
+            continue
         identity, _ = row_names(row, f"{name}#{index}")
-        split = row["split"] if row.get("split") in SPLITS else split
+        split = split_named(row.get("split")) or split
         if (split, identity) in seen:
-            raise DataError(f"{name}: item id {identity!r} stands twice; ids must be unique")
+            skipped.add(place, f"item id {identity!r} stands twice; ids must be unique")
+            continue
         seen.add((split, identity))
         yield split, RawItem(identity, _document_of(row, identity), row)
+    skipped.close()
+
+
+def _unusable(row: Any) -> str | None:
+    """Why a value is no row of an evaluation."""
+    if isinstance(row, Unreadable):
+        return row.reason
+    if not isinstance(row, dict):
+        return f"expected an object, found {type(row).__name__}"
+    if any(lone_surrogate(text) for value in row.values() for text in _texts_in(value)):
+        return "expected text, found half a character (a lone surrogate)"
+    return None
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(entry)
 
 
 def _document_of(row: dict[str, Any], identity: str) -> str:
@@ -77,10 +105,10 @@ def data_digest(raws: Iterable[RawItem]) -> str:
     return digest_text("".join(lines))
 
 
-def read_raw(source: str) -> Iterator[RawItem]:
-    """Rows to evaluate on: where splits are named, those of `test` alone. Raises DataError as
-    `split_rows` does."""
-    return (raw for split, raw in split_rows(source) if split in (None, "test"))
+def read_raw(source: str, skipped: Skipped | None = None) -> Iterator[RawItem]:
+    """Rows to evaluate on: where splits are named, those of `test` alone. `skipped` and DataError
+    as with `split_rows`."""
+    return (raw for split, raw in split_rows(source, skipped) if split in (None, "test"))
 
 
 def asks(body: dict[str, Any]) -> bool:
@@ -89,23 +117,31 @@ def asks(body: dict[str, Any]) -> bool:
 
 
 def prompt_and_answers(raw: RawItem) -> tuple[str, tuple[str, ...]]:
-    """Prompt (context and question as they stand) and accepted answers of a question row; with
-    options and no answer, `label` says which of them it is. Raises EvalError."""
+    """Prompt and accepted answers of a question row; with options and no answer, `label` says which
+    of them it is. Raises EvalError.
+
+    Context, question and answer are one text as they stand: nothing is put between them or taken
+    from their ends. A separator belongs to one of them.
+    """
     body = raw.body
     if isinstance(body.get("prompt"), str):
         prompt = body["prompt"]
     else:
         prompt = "".join(body[n] for n in ("context", "question") if isinstance(body.get(n), str))
     accepted = body.get("answers") if body.get("answers") is not None else body.get("answer")
+    answers = answer_texts(accepted)
     if accepted is None and body.get("options"):
         options, label = options_of(raw), body.get("label")
         if type(label) is not int or not 0 <= label < len(options):
             raise EvalError(
                 f"{raw.id}: expected a label from 0 to {len(options) - 1}, found {label!r}"
             )
-        accepted = options[label]
-    answers = tuple(accepted) if isinstance(accepted, (list, tuple)) else (accepted,)
-    if not prompt or not answers or not all(isinstance(a, str) and a for a in answers):
+        answers = (options[label],)
+    no_text = [answer for answer in answers if not isinstance(answer, str)]
+    if no_text:
+        kind = type(no_text[0]).__name__
+        raise EvalError(f"{raw.id}: expected the answer as text, found {no_text[0]!r:.40} ({kind})")
+    if not prompt or not answers or not all(answers):
         raise EvalError(
             f"{raw.id}: expected a context or prompt and a non-empty answer, found {sorted(body)}"
         )

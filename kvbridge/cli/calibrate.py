@@ -20,6 +20,7 @@ from kvbridge.eval.run.latency import longest_text
 from kvbridge.eval.tasks.items import demo_rows, read_raw
 from kvbridge.files import write_file
 from kvbridge.fitting.data import check_data
+from kvbridge.fitting.skipped import Skipped
 from kvbridge.format import CALIBRATION
 from kvbridge.gates.calibrate.config import GateConfig
 from kvbridge.gates.calibrate.job import calibrate, parted
@@ -126,7 +127,7 @@ def run_time(asked: TimeCommand) -> None:
         check_out(asked.out.parent)
     asset = load_asset(asked.asset)
     calibration = load_calibration(calibration_of(asked.asset, asked.calibration), asset)
-    raws = demo_rows("test") if asked.data is None else read_raw(asked.data)
+    raws = demo_rows("test") if asked.data is None else read_raw(asked.data, Skipped(say))
     texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
     sender, receiver = models_of(asset, (asked.sender, asked.receiver), asked.device)
     timing = measure(

@@ -24,6 +24,7 @@ from kvbridge.eval.tasks import TASKS
 from kvbridge.eval.tasks.chosen import make_items
 from kvbridge.eval.tasks.items import RawItem, data_digest, demo_rows, read_raw
 from kvbridge.fitting.data import check_data
+from kvbridge.fitting.skipped import Skipped
 from kvbridge.format import CALIBRATION, RUN_REPORT
 from kvbridge.gates.decide import CalibratedGate
 from kvbridge.gates.decide.calibration import load_calibration
@@ -126,7 +127,7 @@ def _check_names(asked: EvalCommand) -> None:
 def _raws(data: str | None) -> list[RawItem]:
     if data is None:
         return [*demo_rows("test"), *demo_rows("recall")]
-    return list(read_raw(data))
+    return list(read_raw(data, Skipped(say)))
 
 
 def _check_documents(raws: Sequence[RawItem], known: KnownTo) -> None:

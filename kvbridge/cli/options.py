@@ -20,8 +20,8 @@ Processes = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Texts to use: a .jsonl, .parquet or .txt file, a folder of such files, or a "
-        "dataset id on the Hub. Without it, the demo's texts are used.",
+        help="Texts to use: a .jsonl, .json, .csv, .tsv, .parquet, .arrow or .txt file, a folder "
+        "of such files, or a dataset id on the Hub. Without it, the demo's texts are used.",
         show_default=False,
     ),
 ]

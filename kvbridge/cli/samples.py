@@ -8,6 +8,7 @@ from random import Random
 from kvbridge.cli.output import say
 from kvbridge.errors import EvalError, UsageError
 from kvbridge.eval.tasks.items import RawItem, demo_rows, prompt_and_answers, read_raw
+from kvbridge.fitting.skipped import Skipped
 from kvbridge.gates.calibrate.passing import Sample
 from kvbridge.gates.labels import LABELS
 
@@ -30,7 +31,11 @@ def samples_of(
     Rows of documents that are `known` (the translator was fitted on them: it errs less there than
     on new text) are left out and counted on stderr. Raises UsageError where no row is left.
     """
-    rows = [*demo_rows("test"), *demo_rows("recall")] if data is None else list(read_raw(data))
+    rows = (
+        [*demo_rows("test"), *demo_rows("recall")]
+        if data is None
+        else list(read_raw(data, Skipped(say)))
+    )
     raws = [raw for raw in rows if not known(raw.document)]
     if rows and not raws:
         raise UsageError(

@@ -53,7 +53,7 @@ def files(tmp_path: Path) -> Path:
         ("odd.jsonl", '{"words": "no text"}\n'),
         ("broken.jsonl", "{not json\n"),
         ("blank.jsonl", '{"text": " "}\n'),
-        ("table.csv", "text\n"),
+        ("table.docx", "text\n"),
         ("fine.jsonl", '{"text": "one"}\n'),
     ):
         (tmp_path / name).write_text(text, "utf-8")
@@ -71,7 +71,7 @@ WRONG = [
     ("odd.jsonl", "expected a row with text"),
     ("broken.jsonl", "cannot be read as json"),
     ("blank.jsonl", "none that is not empty"),
-    ("table.csv", "expected a .jsonl"),
+    ("table.docx", "expected a .jsonl"),
     ("folder", "expected a .jsonl"),
     ("splits", "expected a row with text"),
 ]
