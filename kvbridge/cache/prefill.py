@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,9 @@ from transformers import DynamicCache
 
 from kvbridge.cache.run import one_sequence, recorded_at, run_decoder
 from kvbridge.cache.snapshot import KVSnapshot, snapshot_of_cache
+from kvbridge.cache.spelling import Said
 from kvbridge.errors import UsageError
+from kvbridge.model.chat import Messages, TemplateOptions
 from kvbridge.model.model import Model
 from kvbridge.model.probe import cached_layers
 from kvbridge.model.text import Encoding
@@ -26,23 +27,28 @@ def capture(
     text: str | None = None,
     *,
     input_ids: Tensor | None = None,
-    messages: list[dict[str, Any]] | None = None,
+    messages: Messages | None = None,
+    template: TemplateOptions | None = None,
 ) -> KVSnapshot:
-    """Prefills `model` over exactly one of text, input_ids `[tokens]` or messages (its own chat
-    template).
+    """Prefills `model` over exactly one of text, input_ids `[tokens]` or messages.
 
-    Every layer keeps its full length, sliding ones too. Raises UsageError on none or several of the
-    three, an empty text, or more tokens than the model has positions.
+    Messages become exactly the ids of the model's own `apply_chat_template`, with the generation
+    prompt; `template` holds what that takes besides (`tools`, `documents`, `enable_thinking`,
+    `continue_final_message`, any variable of the template). Every layer keeps its full length,
+    sliding ones too. Raises UsageError on none or several of the three, what the template cannot
+    render, an empty text, or more tokens than the model has positions.
     """
     if sum(x is not None for x in (text, input_ids, messages)) != 1:
         raise UsageError("expected exactly one of text, input_ids and messages")
-    if messages is not None:
-        text = model.render(messages)
-    ids = (
-        model.encode(text).ids
-        if text is not None
-        else one_sequence(input_ids, model.geometry.vocabulary)
-    )
+    if template is not None and messages is None:
+        raise UsageError("template= says how messages= are rendered; give both or neither")
+    chat = None if messages is None else model.chat(messages, template)
+    if chat is not None:
+        ids = chat.encoding.ids
+    elif text is not None:
+        ids = model.encode(text).ids
+    else:
+        ids = one_sequence(input_ids, model.geometry.vocabulary)
     if len(ids) == 0:
         raise UsageError("expected at least one token, found an empty text")
     if len(ids) > model.geometry.max_positions:
@@ -52,7 +58,7 @@ def capture(
         )
     cache = DynamicCache()
     run_decoder(model, ids[None], cache=cache)
-    return snapshot_of_cache(cache, model, ids, text=text)
+    return snapshot_of_cache(cache, model, ids, Said(text, chat))
 
 
 @dataclass(frozen=True)

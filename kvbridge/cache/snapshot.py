@@ -16,12 +16,14 @@ from kvbridge.cache.layers import LayerKV, build_cache, remembered
 from kvbridge.cache.provenance import Provenance, exact_provenance
 from kvbridge.cache.run import one_sequence
 from kvbridge.cache.snapshot_file import Description, check_content, describe
+from kvbridge.cache.spelling import Said
 from kvbridge.cache.verify import check_positions, check_tail, find_positions
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import write_file
 from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
 from kvbridge.geometry import KVGeometry, digest_text
 from kvbridge.headers import check_safetensors_header
+from kvbridge.model.chat import Messages, Passage, TemplateOptions
 from kvbridge.model.model import Model
 from kvbridge.model.rope import Rotation
 
@@ -33,7 +35,7 @@ class KVSnapshot:
     token_ids, positions `[tokens]` int64; spans `[tokens, 2]` int64 characters of the text;
     `text_digest` and `characters` of the text the tokens spell; `layers[i][stream]` `[tokens,
     heads, width]` exactly as cached (keys rotated). Positions ascend and may leave holes; padding
-    is not in it.
+    is not in it. `passages` says of a chat where each message stands in the text.
     """
 
     token_ids: Tensor
@@ -44,6 +46,7 @@ class KVSnapshot:
     layers: tuple[LayerKV, ...]
     geometry: KVGeometry
     provenance: Provenance
+    passages: tuple[Passage, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -107,6 +110,7 @@ class KVSnapshot:
             layers,
             self.geometry,
             provenance,
+            self.passages,
         )
 
     @classmethod
@@ -117,6 +121,8 @@ class KVSnapshot:
         input_ids: Tensor,
         *,
         text: str | None = None,
+        messages: Messages | None = None,
+        template: TemplateOptions | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         provenance: Provenance | None = None,
@@ -129,7 +135,8 @@ class KVSnapshot:
         counts them (from the first real token), as a plain forward does (padding counts), else
         wherever layer 0 says that one ascending run of them begins. The cache may cover fewer
         tokens than input_ids (the last one generated is not cached). `text` is what the ids spell,
-        where the caller has it. Tensors are referenced, not copied. A cache that came out of a
+        where the caller has it; `messages` (and `template`, as of `capture`) are the chat that they
+        spell, a generated answer at its end included. Tensors are referenced, not copied. A cache that came out of a
         handoff remembers what it is: its snapshot keeps that provenance, also once the cache has
         grown.
 
@@ -138,11 +145,14 @@ class KVSnapshot:
         forward of eight tokens. Raises UsageError, naming the row, where the cache cannot be of
         these ids, and for static, quantised and batched caches and a model in training.
         """
+        said = Said(text, None if messages is None else model.chat(messages, template))
+        if template is not None and messages is None:
+            raise UsageError("template= says how messages= are rendered; give both or neither")
         return snapshot_of_cache(
             cache,
             model,
             input_ids,
-            text=text,
+            said,
             attention_mask=attention_mask,
             position_ids=position_ids,
             provenance=provenance,
@@ -174,7 +184,9 @@ class KVSnapshot:
             "positions": self.positions.contiguous(),
             "spans": self.spans.contiguous(),
         }
-        bare = Description(self.text_digest, self.characters, self.geometry, self.provenance, "")
+        bare = Description(
+            self.text_digest, self.characters, self.geometry, self.provenance, "", self.passages
+        )
         body = replace(bare, digest=bare.content_digest(tensors)).to_json()
         write_file(
             Path(path), save(tensors, metadata={METADATA_KEY: json.dumps(body, sort_keys=True)})
@@ -207,6 +219,7 @@ class KVSnapshot:
                 layers,
                 description.geometry,
                 description.provenance,
+                description.passages,
             )
         except (OSError, SafetensorError, UsageError) as error:
             raise CorruptFile(
@@ -218,8 +231,8 @@ def snapshot_of_cache(
     cache: Any,
     model: Model,
     input_ids: Tensor,
+    said: Said,
     *,
-    text: str | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     provenance: Provenance | None = None,
@@ -258,24 +271,18 @@ def snapshot_of_cache(
             positions = find_positions(model, real, layers[0], (positions, rows))
         if int(positions[-1] - positions[0]) == len(positions) - 1:
             check_tail(model, real, positions, layers)
-    if text is None:
-        text, encoding = model.encode_ids(real)
-    else:
-        encoding = model.encode(text)
-        if len(encoding) < len(real) or not torch.equal(encoding.ids[: len(real)], real):
-            raise UsageError(
-                "text= does not tokenise to input_ids; leave it out and it is decoded from them"
-            )
-    end = int(encoding.spans[len(real) - 1, 1]) if len(real) else 0
+    spelt = said.spelling(model, torch.cat((real, ids[count:])), len(real))
+    end = int(spelt.spans[-1, 1]) if len(real) else 0
     return KVSnapshot(
         token_ids=real,
         positions=positions,
-        spans=encoding.spans[: len(real)],
-        text_digest=digest_text(text[:end]),
+        spans=spelt.spans,
+        text_digest=digest_text(spelt.text[:end]),
         characters=end,
         layers=layers,
         geometry=model.geometry,
         provenance=provenance,
+        passages=spelt.passages,
     )
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import UNSET, Meta, UnsetType
 from torch import Tensor
 
 from kvbridge import codec
 from kvbridge.cache.provenance import Provenance
-from kvbridge.codec import Index
+from kvbridge.codec import Digest, Index
 from kvbridge.errors import CorruptFile
 from kvbridge.format import FLOAT_DTYPES, METADATA_KEY, SNAPSHOT_SCHEMA
 from kvbridge.geometry import KVGeometry, digest_json, digest_parts
 from kvbridge.headers import Header, expect_tensors
+from kvbridge.model.chat import Passage
 from kvbridge.model.digests import tensor_digest
 
 
@@ -28,6 +30,7 @@ class Description:
     geometry: KVGeometry
     provenance: Provenance
     digest: str
+    passages: tuple[Passage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `describe` reads them."""
@@ -39,6 +42,7 @@ class Description:
                 self.geometry,
                 self.provenance.to_json(),
                 self.digest,
+                tuple((p.start, p.end, p.digest) for p in self.passages) or UNSET,
             )
         )
 
@@ -53,6 +57,10 @@ class Description:
         return digest_parts(part.encode() for part in parts)
 
 
+SavedPassage = tuple[Annotated[int, Meta(ge=-1)], Annotated[int, Meta(ge=-1)], Digest]
+"""Where a message of a chat stands in the text, on disk: start, end, digest of its characters."""
+
+
 @dataclass(frozen=True)
 class SavedDescription:
     """A description as the file holds it."""
@@ -63,6 +71,7 @@ class SavedDescription:
     geometry: KVGeometry
     provenance: dict[str, Any]
     digest: str
+    passages: tuple[SavedPassage, ...] | UnsetType = UNSET
 
 
 def describe(header: Header, name: str) -> Description:
@@ -81,7 +90,25 @@ def describe(header: Header, name: str) -> Description:
     tokens = _check_shapes(header, geometry, name)
     if not provenance.covers(len(geometry.layers), tokens):
         raise CorruptFile(f"{name}: the provenance does not cover each cached value once")
-    return Description(saved.text_digest, saved.characters, geometry, provenance, saved.digest)
+    passages = _passages(saved, name)
+    return Description(
+        saved.text_digest, saved.characters, geometry, provenance, saved.digest, passages
+    )
+
+
+def _passages(saved: SavedDescription, name: str) -> tuple[Passage, ...]:
+    """Of a chat; raises CorruptFile where they go back or overlap."""
+    rows = () if isinstance(saved.passages, UnsetType) else saved.passages
+    passages = tuple(Passage(start, end, digest) for start, end, digest in rows)
+    reached = 0
+    for passage in passages:
+        if passage.located:
+            if not reached <= passage.start <= passage.end:
+                raise CorruptFile(f"{name}: expected the passages of a chat in order")
+            reached = passage.end
+        elif passage.end != -1:
+            raise CorruptFile(f"{name}: expected no end of a passage that stands nowhere")
+    return passages
 
 
 def _check_shapes(header: Header, geometry: KVGeometry, name: str) -> int:

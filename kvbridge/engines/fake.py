@@ -20,6 +20,7 @@ from kvbridge.cache.snapshot import LayerKV
 from kvbridge.engines.port import Decoded, Prefilled, Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream, digest_json
+from kvbridge.model.chat import Chat, Messages, TemplateOptions
 from kvbridge.model.rope import Rotation
 from kvbridge.model.text import Encoding
 
@@ -162,9 +163,13 @@ class FakeEngine:
         """One character a token."""
         return "".join(chr(i) for i in token_ids.tolist())
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def chat(self, messages: Messages, template: TemplateOptions | None = None) -> Chat:
         """Raises UsageError."""
         raise UsageError(f"{self.name} has no chat template; pass text= instead of messages=")
+
+    def render(self, messages: Messages) -> str:
+        """The text of `chat`."""
+        return self.chat(messages).text
 
     def prefill(self, ids: Tensor) -> list[LayerKV]:
         """One forward."""

@@ -19,6 +19,7 @@ from kvbridge.cache.features import FirstLayers
 from kvbridge.cache.provenance import Provenance
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.geometry import KVGeometry
+from kvbridge.model.chat import Chat, Messages, TemplateOptions
 from kvbridge.model.rope import Rotation
 from kvbridge.model.text import Encoding
 
@@ -109,8 +110,9 @@ class Engine(Protocol):
         """The text that ids `[tokens]` spell, and where each of them ends in it."""
         ...
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """The text of a chat; raises UsageError where there is no template for one."""
+    def chat(self, messages: Messages, template: TemplateOptions | None = None) -> Chat:
+        """The prompt of a chat and where each message stands in it; `template` holds what its
+        template takes besides messages. Raises UsageError where there is no template for one."""
         ...
 
     def spell(self, token_ids: Tensor) -> str:

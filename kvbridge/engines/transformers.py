@@ -18,6 +18,7 @@ from kvbridge.engines.generate import generate, generate_many
 from kvbridge.engines.port import Decoded, Engine, Prefilled, Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry
+from kvbridge.model.chat import Chat, Messages, TemplateOptions
 from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument, cached_layers
 from kvbridge.model.queries import recorded_queries
@@ -68,9 +69,9 @@ class TransformersEngine:
         """As of Model."""
         return self.model.encode_ids(token_ids)
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def chat(self, messages: Messages, template: TemplateOptions | None = None) -> Chat:
         """As of Model."""
-        return self.model.render(messages)
+        return self.model.chat(messages, template)
 
     def spell(self, token_ids: Tensor) -> str:
         """The tokenizer's decoding, special tokens left out."""

@@ -20,6 +20,7 @@ from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate, Ledger, Resident
 from kvbridge.handoff.request import Request
 from kvbridge.handoff.result import Handoff
+from kvbridge.model.chat import Messages, Passage, TemplateOptions
 from kvbridge.model.model import Model
 
 
@@ -78,15 +79,18 @@ class Bridge:
         snapshot: KVSnapshot,
         text: str | None = None,
         *,
-        messages: list[dict[str, Any]] | None = None,
+        messages: Messages | None = None,
+        template: TemplateOptions | None = None,
         input_ids: Tensor | None = None,
         repair: RepairPlan | None = None,
         known: KVSnapshot | None = None,
     ) -> Handoff:
-        """Hands over one request; exactly one of text, messages (the receiver's chat template) and
-        input_ids (the receiver's tokens) says what the receiver is to continue.
+        """Hands over one request; exactly one of text, messages (the receiver's chat template, with
+        `template` as of `capture`) and input_ids (the receiver's tokens) says what the receiver is
+        to continue.
 
-        The snapshot must be of this text or of its beginning: what it leaves out is recomputed.
+        The snapshot must be of this text, of its beginning, or of one that begins alike; of a chat,
+        of the same messages, whatever its template: what it leaves out is recomputed.
         `known` is what the receiver has already, its own snapshot of the prompt's beginning: those
         rows are taken as they are, and only what follows is handed over. Neither is modified.
         """
@@ -94,6 +98,7 @@ class Bridge:
             snapshot,
             text,
             messages=messages,
+            template=template,
             input_ids=input_ids,
             repair=repair,
             known=known,
@@ -114,7 +119,8 @@ class Bridge:
         snapshot: KVSnapshot,
         text: str | None = None,
         *,
-        messages: list[dict[str, Any]] | None = None,
+        messages: Messages | None = None,
+        template: TemplateOptions | None = None,
         input_ids: Tensor | None = None,
         repair: RepairPlan | None = None,
         known: KVSnapshot | None = None,
@@ -125,16 +131,28 @@ class Bridge:
             raise UsageError("expected exactly one of text, messages and input_ids")
         if known is not None and not isinstance(known, KVSnapshot):
             raise UsageError(f"expected a snapshot as known=, found {type(known).__name__}")
+        if template is not None and messages is None:
+            raise UsageError("template= says how messages= are rendered; give both or neither")
         receiver = self.pair.receiver
+        passages: tuple[Passage, ...] = ()
         if input_ids is not None:
             # Given tokens are kept as they are, canonical or not.
             text, encoding = receiver.encode_ids(input_ids)
+        elif messages is not None:
+            chat = receiver.chat(messages, template)
+            text, encoding, passages = chat.text, chat.encoding, chat.passages
         else:
-            text = receiver.render(messages) if messages is not None else text
             assert text is not None
             encoding = receiver.encode(text)
-        observed = self.gate is not None
-        return Request(snapshot, text, encoding, repair or RepairPlan(), known, observed)
+        return Request(
+            snapshot,
+            text,
+            encoding,
+            repair or RepairPlan(),
+            known,
+            observed=self.gate is not None,
+            passages=passages,
+        )
 
     @torch.no_grad()
     def prepare(self, requests: Sequence[Request]) -> list[Request]:

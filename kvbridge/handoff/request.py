@@ -14,6 +14,7 @@ from kvbridge.engines.port import Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.plan import RepairPlan
+from kvbridge.model.chat import Passage
 from kvbridge.model.text import Encoding
 
 _Part = TypeVar("_Part")
@@ -76,7 +77,8 @@ class Request:
     """One handoff on its way. `snapshot` is the sender's, `text` and `encoding` are what the
     receiver goes on from, `known` is what the receiver has of it already (its own snapshot of the
     prompt's beginning). `observed`: somebody looks at the evidence, so that chosen tokens are
-    translated, too, and their states and queries are kept.
+    translated, too, and their states and queries are kept. `passages`: where the messages of a chat
+    stand in `text`.
 
     Each stage fills in one of the later fields. A refused request keeps what it had, and every
     later stage hands it on as it is.
@@ -88,6 +90,7 @@ class Request:
     plan: RepairPlan
     known: KVSnapshot | None = None
     observed: bool = False
+    passages: tuple[Passage, ...] = ()
     refusal: Decision | None = None
     aligned: Aligned | None = None
     features: Features | None = None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kvbridge.geometry import KVGeometry
 from kvbridge.model import text as texts
 from kvbridge.model.attention import decoder_layers
+from kvbridge.model.chat import Chat, Messages, TemplateOptions, render_chat
 from kvbridge.model.digests import adapter_names
 from kvbridge.model.rope import Rotation
 from kvbridge.model.text import Encoding
@@ -98,12 +99,17 @@ class Model:
         """
         return texts.encode_ids(self.tokenizer, token_ids)
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """The model's own chat template over `messages`, with the generation prompt.
+    def chat(self, messages: Messages, template: TemplateOptions | None = None) -> Chat:
+        """The prompt of a chat under the model's own chat template: exactly the ids of
+        `apply_chat_template`. `template` is what that takes besides messages.
 
-        Raises UsageError where the model has none.
+        Raises UsageError where the model has no template or it cannot render these messages.
         """
-        return texts.render(self.tokenizer, messages, self.name)
+        return render_chat(self.tokenizer, messages, template, self.name)
+
+    def render(self, messages: Messages, template: TemplateOptions | None = None) -> str:
+        """The text of `chat`, without the special tokens that `encode` puts before a text."""
+        return self.chat(messages, template).text
 
 
 def _versions(model: nn.Module) -> tuple[int, ...]:

@@ -34,8 +34,9 @@ class Encoding:
         return len(self.ids)
 
 
-def encode(tokenizer: Any, text: str) -> Encoding:
-    """Ids and spans as the tokenizer itself would make them, special tokens included.
+def encode(tokenizer: Any, text: str, *, special: bool = True) -> Encoding:
+    """Ids and spans as the tokenizer itself would make them, the special tokens that it adds by
+    itself included unless `special` says no.
 
     Raises UsageError for a lone surrogate, which no tokenizer and no file can hold.
     """
@@ -45,7 +46,9 @@ def encode(tokenizer: Any, text: str) -> Encoding:
         raise UsageError(
             f"expected text, found a lone surrogate at character {error.start}"
         ) from None
-    encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    encoded = tokenizer(
+        text, add_special_tokens=special, return_offsets_mapping=True, verbose=False
+    )
     spans = torch.tensor(encoded["offset_mapping"], dtype=torch.int64).reshape(-1, 2)
     return Encoding(torch.tensor(encoded["input_ids"], dtype=torch.int64), _seen(spans, text))
 
@@ -57,9 +60,9 @@ def encode_ids(tokenizer: Any, token_ids: Tensor) -> tuple[str, Encoding]:
     itself spell nothing.
     """
     ids = token_ids.to("cpu", torch.int64).flatten()
-    prefix = _prefix(tokenizer)
+    prefix = special_prefix(tokenizer)
     start = len(prefix) if ids[: len(prefix)].tolist() == prefix else 0
-    text = _decode(tokenizer, ids[start:])
+    text = decode(tokenizer, ids[start:])
     canonical = encode(tokenizer, text)
     if torch.equal(canonical.ids, ids):
         return text, canonical
@@ -70,24 +73,12 @@ def encode_ids(tokenizer: Any, token_ids: Tensor) -> tuple[str, Encoding]:
     return text, Encoding(ids, spans.clamp_max(len(text)))
 
 
-def render(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
-    """The tokenizer's own chat template over `messages`, with the generation prompt.
-
-    Without what `encode` will put before the text anyway. Raises UsageError, naming the model
-    `name`, where there is no template.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(f"{name} has no chat template; pass text= instead of messages=")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    prefix = torch.tensor(_prefix(tokenizer), dtype=torch.int64)
-    return text.removeprefix(_decode(tokenizer, prefix))
-
-
-def _decode(tokenizer: Any, ids: Tensor) -> str:
+def decode(tokenizer: Any, ids: Tensor) -> str:
+    """The text of ids `[tokens]`, special tokens and spaces as they are."""
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def _prefix(tokenizer: Any) -> list[int]:
+def special_prefix(tokenizer: Any) -> list[int]:
     """Special tokens that the tokenizer puts before every text by itself."""
     ids = tokenizer("", verbose=False)["input_ids"]
     return ids if set(ids) <= set(tokenizer.all_special_ids) else []
@@ -107,8 +98,8 @@ def _ends(tokenizer: Any, ids: Tensor) -> list[int]:
         # From where text was settled: from amid a character's bytes, some decoders read none of
         # the bytes that follow.
         window = boundaries[0]
-        before = _decode(tokenizer, ids[window:settled_tokens])
-        now = _decode(tokenizer, ids[window : index + 1])
+        before = decode(tokenizer, ids[window:settled_tokens])
+        now = decode(tokenizer, ids[window : index + 1])
         whole = now.rstrip(REPLACEMENT)
         seen = settled_characters + max(0, len(whole) - len(before))
         # Some decoders take a whole character back while the bytes after it are cut short.
