@@ -3,6 +3,7 @@ and what each text says after their common beginning decides."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +35,11 @@ Digests = NDArray[np.uint64]
 @dataclass(frozen=True, eq=False)
 class _Sketch:
     """`smallest` `[n]`: a text's least piece digests, uint32 and ascending; `beginnings`: digests
-    of what it begins with, in steps of STEP_CHARACTERS."""
+    of what it begins with, in steps of STEP_CHARACTERS; `pieces`: how many it has; `last`: the
+    last one's digest."""
 
+    pieces: int
+    last: np.uint32
     smallest: NDArray[np.uint32]
     beginnings: Digests
     label: str
@@ -46,11 +50,12 @@ class NearDuplicates:
 
     Pieces are stretches of 24 characters, case aside. A text nearly repeats an earlier one when the
     earlier one holds at least `share` of its pieces after their common beginning. Of very many texts
-    that are mostly alike, as logs with one long system prompt, only the first are remembered.
+    that are mostly alike, as logs with one long system prompt, only the first are remembered. With
+    `copies`, a text that is an earlier one throughout is told, too.
     """
 
-    def __init__(self, share: float = NEAR) -> None:
-        self.share = share
+    def __init__(self, share: float = NEAR, *, copies: bool = False) -> None:
+        self.share, self.copies = share, copies
         self._permutations = MinHash(num_perm=PERMUTATIONS).permutations
         self._index = MinHashLSH(threshold=0.5, num_perm=PERMUTATIONS)
         self._sketches: list[_Sketch] = []
@@ -80,7 +85,9 @@ class NearDuplicates:
         crowded = len(candidates) >= MOST_CANDIDATES
         if not crowded and len(self._sketches) < MOST_TEXTS:
             self._index.insert(len(self._sketches), minhash, check_duplication=False)
-            self._sketches.append(_Sketch(smallest, beginnings, earlier or label))
+            self._sketches.append(
+                _Sketch(len(pieces), pieces[-1], smallest, beginnings, earlier or label)
+            )
         return earlier
 
     def _repeats(self, pieces: NDArray[np.uint32], beginnings: Digests, earlier: _Sketch) -> bool:
@@ -88,6 +95,8 @@ class NearDuplicates:
         common = min(len(beginnings), len(earlier.beginnings))
         same = beginnings[:common] == earlier.beginnings[:common]
         steps = common if bool(same.all()) else int(same.argmin())
+        if len(pieces) == earlier.pieces and pieces[-1] == earlier.last and steps == common:
+            return self.copies
         rest = pieces[steps * STEP_CHARACTERS :]
         # Only below the sketch's largest digest does a missing piece show that the text lacks it.
         if len(earlier.smallest) == SKETCHED:
@@ -95,6 +104,21 @@ class NearDuplicates:
         if len(rest) < LEAST_PIECES:
             return False
         return float(np.isin(rest, earlier.smallest).mean()) >= self.share
+
+
+def clustered(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """For each document of `texts` (document, text), the document that its cluster is named after:
+    documents are in one cluster where a text of the one repeats, wholly or nearly, a text of the
+    other."""
+    seen = NearDuplicates(copies=True)
+    first: dict[str, str] = {}
+    for document, text in texts:
+        first.setdefault(document, document)
+        earlier = seen.repeated(text, document)
+        if earlier is not None and first[earlier] != first[document]:
+            joined, kept = first[document], first[earlier]
+            first = {name: kept if root == joined else root for name, root in first.items()}
+    return first
 
 
 def _codes(text: str) -> Digests:

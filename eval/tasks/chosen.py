@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvbridge.duplicates import clustered
 from kvbridge.errors import EvalError
 from kvbridge.eval.tasks import TASKS, Task, kind_of
 from kvbridge.eval.tasks.base import CutsText
@@ -44,7 +45,8 @@ def make_items(
     known: Callable[[str], str | None] = lambda document: None,
 ) -> tuple[list[Item], list[Excluded]]:
     """Items that fit both models, and what was left out and why; `limit` counts items per task,
-    spread over documents.
+    spread over documents. Documents whose items repeat one another, wholly or nearly, are one
+    document of the items: resampled together, and never each other's wrong document.
 
     `known` says why nothing may be judged on a document (the translator was fitted or the gate
     calibrated on it), None where nothing speaks against it. A row of no kind is left out like any
@@ -79,7 +81,13 @@ def make_items(
         counts[item.task] = counts.get(item.task, 0) + 1
         if limit is None or counts[item.task] <= limit:
             items.append(item)
-    return items, excluded
+    return _together(items), excluded
+
+
+def _together(items: Sequence[Item]) -> list[Item]:
+    """Items whose document is that of their cluster of near duplicates."""
+    cluster = clustered((item.document, item.prompt + item.answers[0]) for item in items)
+    return [replace(item, document=cluster[item.document]) for item in items]
 
 
 def _of_known_kinds(raws: Iterable[RawItem]) -> tuple[list[RawItem], list[Excluded]]:

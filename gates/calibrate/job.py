@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from kvbridge.asset.folder import Asset
+from kvbridge.duplicates import clustered
 from kvbridge.errors import DataError, UsageError
 from kvbridge.gates.calibrate.config import CALIBRATION_SPLITS, GateConfig, split_of
 from kvbridge.gates.calibrate.items import Attempt, GatedItem
@@ -122,7 +123,8 @@ def seal(
     """Levels from the splits `score` and `thresholds`, a report from the third, all of it bound to
     `asset`; `samples` are all it was made of."""
     corpus = sorted(s.id + s.text for s in samples)
-    decisive = [s.document for s in samples if split_of(s.document) != "report"]
+    cluster = clusters_of(samples)
+    decisive = [s.document for s in samples if split_of(cluster[s.document]) != "report"]
     levels = fit_levels(splits["score"], splits["thresholds"], config)
     manifest = asset.manifest
     return Calibration(
@@ -149,12 +151,19 @@ def seal(
     )
 
 
+def clusters_of(samples: Sequence[Sample]) -> dict[str, str]:
+    """For each document, the one that its near duplicates are named after: all of them are in its
+    split, so that no threshold is judged on texts that it was chosen by."""
+    return clustered((sample.document, sample.text) for sample in samples)
+
+
 def parted(samples: Sequence[Sample], config: GateConfig) -> dict[str, list[Sample]]:
-    """Samples by the split that their document is in; raises DataError, saying how many it takes,
+    """Samples by the split that their document and its near duplicates are in; raises DataError, saying how many it takes,
     where one is empty."""
     splits: dict[str, list[Sample]] = {name: [] for name in CALIBRATION_SPLITS}
+    cluster = clusters_of(samples)
     for sample in samples:
-        splits[split_of(sample.document)].append(sample)
+        splits[split_of(cluster[sample.document])].append(sample)
     empty = [name for name, some in splits.items() if not some]
     if empty:
         raise DataError(
@@ -183,9 +192,10 @@ def calibrate(
         extras = gather(bridge, by_split["statistics"], config.plans[0])
     except DataError as error:
         raise DataError(f"{error}; {more_for(config)}") from error
+    cluster = clusters_of(samples)
     judged = [name for name in CALIBRATION_SPLITS if name != "statistics"]
     rest = [sample for name in judged for sample in by_split[name]]
     splits: dict[str, list[GatedItem]] = {name: [] for name in judged}
     for item in read_items(bridge, rest, extras, config, progress=progress):
-        splits[split_of(item.document)].append(item)
+        splits[split_of(cluster[item.document])].append(item)
     return seal(bridge.asset, extras, splits, config, samples)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvbridge import demo
-from kvbridge.duplicates import MOST_CANDIDATES, NearDuplicates
+from kvbridge.duplicates import MOST_CANDIDATES, NearDuplicates, clustered
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +66,16 @@ def test_scripts_without_spaces():
 def test_short_and_empty_texts_say_nothing():
     seen = NearDuplicates()
     assert [seen.repeated(t, "x") for t in ("", "short", "short", "\udcff")] == [None] * 4
+
+
+def test_documents_that_repeat_one_another_are_one_cluster(texts):
+    a, b, c = [text for text in texts if len(text) > 600][:3]
+    stands = [("a", a), ("b", b), ("a2", "Again: " + a), ("c", c), ("copy", b), ("c", "So: " + b)]
+    cluster = clustered(stands)
+    assert cluster["a2"] == cluster["a"]
+    assert cluster["copy"] == cluster["b"] == cluster["c"]
+    assert cluster["a"] != cluster["b"]
+    assert set(cluster.values()) <= set(cluster)
+    assert clustered([(str(n), text) for n, text in enumerate(texts)]) == {
+        str(n): str(n) for n in range(len(texts))
+    }

@@ -11,8 +11,13 @@ import kvbridge
 from kvbridge import demo
 from kvbridge.duplicates import NearDuplicates
 from kvbridge.errors import DataError
+from kvbridge.eval.tasks.chosen import make_items
+from kvbridge.eval.tasks.items import RawItem
 from kvbridge.fitting.data import Document
 from kvbridge.fitting.splits import Splits, split_of
+from kvbridge.gates.calibrate.config import GateConfig
+from kvbridge.gates.calibrate.job import parted
+from kvbridge.gates.calibrate.passing import Sample
 
 CONFIG = {"layers": 2, "max_tokens": 96, "cosine_documents": 2}
 
@@ -116,3 +121,25 @@ def test_a_stated_split_is_not_changed(texts):
     assert splits.left_out == {"train": 0, "validation": 0, "test": 1}
     assert splits.fitted_on() is not None
     assert len(splits.fitted_on()) == 2
+
+
+def test_evaluation_items_that_repeat_one_another_are_one_document(pair, texts):
+    long = [text for text in texts if len(text) > 1100][:6]
+    raws = [RawItem(f"a{i}", f"a{i}", {"text": text}) for i, text in enumerate(long)]
+    raws += [RawItem(f"b{i}", f"b{i}", {"text": "Again: " + text}) for i, text in enumerate(long)]
+    raws += [RawItem(f"c{i}", f"c{i}", {"text": text}) for i, text in enumerate(long)]
+    items, _ = make_items(raws, *pair)
+    assert len(items) >= 18
+    assert len({item.document for item in items}) == len(long)
+    alone, _ = make_items(raws[:6], *pair)
+    assert {item.document for item in alone} == {f"a{i}" for i in range(6)}
+
+
+def test_calibration_texts_that_repeat_one_another_are_in_one_part(texts):
+    long = [text for text in texts if len(text) > 600][:40]
+    samples = [Sample(f"a{i}", f"a{i}", text, (200,)) for i, text in enumerate(long)]
+    samples += [Sample(f"b{i}", f"b{i}", "Again: " + text, (207,)) for i, text in enumerate(long)]
+    parts = parted(samples, GateConfig())
+    part_of = {sample.id: name for name, some in parts.items() for sample in some}
+    assert all(part_of[f"a{i}"] == part_of[f"b{i}"] for i in range(len(long)))
+    assert len(part_of) == len(samples)
