@@ -7,6 +7,7 @@ receiver's token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,61 @@ def align_spans(sender: Tensor, receiver: Tensor) -> Alignment:
     covered = reaches & (starts_before | exact)
     share = float(exact[covered].double().mean()) if bool(covered.any()) else 0.0
     return Alignment(index, covered, share)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Text that two sides have alike: `length` characters from `sender` on in the one and from
+    `receiver` on in the other. `cut`: it ends where they begin to differ; otherwise with a message,
+    around which each template may write what it likes."""
+
+    sender: int
+    receiver: int
+    length: int
+    cut: bool
+
+
+def align_stretches(sender: Tensor, receiver: Tensor, stretches: Sequence[Stretch]) -> Alignment:
+    """`align_spans` within each of `stretches` (ascending on both sides): a covered receiver token
+    ends in one, and reads the first sender row that has seen that character of it. Tokens that end
+    elsewhere are not covered. Neither argument is modified."""
+    index = torch.zeros(len(receiver), dtype=torch.int64)
+    covered = torch.zeros(len(receiver), dtype=torch.bool)
+    exact = 0
+    for stretch in stretches:
+        begin, end = stretch.receiver, stretch.receiver + stretch.length
+        inside = (receiver[:, 1] > begin) & (receiver[:, 1] <= end)
+        tokens = inside.nonzero()[:, 0]
+        moved = receiver[tokens] + (stretch.sender - stretch.receiver)
+        part = align_spans(sender, moved)
+        reads = part.covered
+        if stretch.cut and len(sender):
+            # A sender token over the end has read what the receiver's text does not have.
+            reads = reads & (sender[part.index, 1] <= stretch.sender + stretch.length)
+        index[tokens] = part.index
+        covered[tokens] = reads
+        exact += int((sender[part.index[reads], 1] == moved[reads, 1]).sum())
+    share = exact / int(covered.sum()) if bool(covered.any()) else 0.0
+    return Alignment(index, covered, share)
+
+
+def align_between(alignment: Alignment, sender_tokens: int, complete: bool) -> Alignment:
+    """`alignment` with the uncovered tokens between its covered ones covered, too: each reads the
+    sender row as far before the next covered token's as it stands before that, but none before
+    what the last covered token reads. `complete`: so do the tokens behind the last one, counted
+    from it on."""
+    index, covered = alignment.index.clone(), alignment.covered.clone()
+    places = covered.nonzero()[:, 0].tolist()
+    for last, following in zip([-1, *places], places, strict=False):
+        lowest = 0 if last < 0 else int(index[last])
+        for place in range(last + 1, following):
+            index[place] = max(lowest, int(index[following]) - (following - place))
+            covered[place] = True
+    if complete and places:
+        for place in range(places[-1] + 1, len(index)):
+            index[place] = min(sender_tokens - 1, int(index[places[-1]]) + place - places[-1])
+            covered[place] = True
+    return Alignment(index, covered, alignment.exact_share)
 
 
 def align_positions(sender: Tensor, receiver: Tensor) -> Alignment:

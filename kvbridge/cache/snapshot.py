@@ -23,8 +23,9 @@ from kvbridge.files import write_file
 from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
 from kvbridge.geometry import KVGeometry, digest_text
 from kvbridge.headers import check_safetensors_header
-from kvbridge.model.chat import Messages, Passage, TemplateOptions
+from kvbridge.model.chat import Messages, TemplateOptions
 from kvbridge.model.model import Model
+from kvbridge.model.passages import Passage
 from kvbridge.model.rope import Rotation
 
 

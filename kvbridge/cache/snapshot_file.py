@@ -17,8 +17,8 @@ from kvbridge.errors import CorruptFile
 from kvbridge.format import FLOAT_DTYPES, METADATA_KEY, SNAPSHOT_SCHEMA
 from kvbridge.geometry import KVGeometry, digest_json, digest_parts
 from kvbridge.headers import Header, expect_tensors
-from kvbridge.model.chat import Passage
 from kvbridge.model.digests import tensor_digest
+from kvbridge.model.passages import Passage
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kvbridge.errors import UsageError
-from kvbridge.model.chat import Chat, Passage
+from kvbridge.model.chat import Chat
 from kvbridge.model.model import Model
+from kvbridge.model.passages import Passage
 from kvbridge.model.text import Encoding
 
 

@@ -15,13 +15,14 @@ from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.engines.port import Engine
 from kvbridge.errors import UsageError
 from kvbridge.handoff import stages
-from kvbridge.handoff.pair import Pair
+from kvbridge.handoff.pair import Pair, TemplateTokens
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate, Ledger, Resident
 from kvbridge.handoff.request import Request
 from kvbridge.handoff.result import Handoff
-from kvbridge.model.chat import Messages, Passage, TemplateOptions
+from kvbridge.model.chat import Messages, TemplateOptions
 from kvbridge.model.model import Model
+from kvbridge.model.passages import Passage
 
 
 class Bridge:
@@ -31,6 +32,8 @@ class Bridge:
     layers, so that nothing is translated. `gate` decides per request (None: every translation is
     `use_approximate`); a NotingGate also hears of what is decided without it. `ledger` grants the
     translator (None: it is put on the receiver's device when it is first needed, and stays there).
+    `template_tokens`: the receiver's template tokens in a chat that the sender read under another
+    template are recomputed, or translated from the sender's rows next to them ("translate").
     Nothing about a request raises: it is a Decision(discard) and the handoff is a dense prefill.
     Misuse raises UsageError.
     """
@@ -44,8 +47,9 @@ class Bridge:
         gate: Gate | None = None,
         ledger: Ledger | None = None,
         min_exact_share: float = MIN_EXACT_SHARE,
+        template_tokens: TemplateTokens = "recompute",
     ) -> None:
-        self.pair = Pair.of(asset, sender, receiver, min_exact_share)
+        self.pair = Pair.of(asset, sender, receiver, min_exact_share, template_tokens)
         self.gate = gate
         self.resident = Resident(self.pair.receiver, ledger)
 

@@ -12,9 +12,10 @@ from kvbridge.cache.features import FirstLayers
 from kvbridge.cache.snapshot import KVSnapshot, LayerKV
 from kvbridge.engines.port import Recomputed
 from kvbridge.errors import UsageError
+from kvbridge.handoff.common import Common
 from kvbridge.handoff.decision import Decision
 from kvbridge.handoff.plan import RepairPlan
-from kvbridge.model.chat import Passage
+from kvbridge.model.passages import Passage
 from kvbridge.model.text import Encoding
 
 _Part = TypeVar("_Part")
@@ -78,7 +79,8 @@ class Request:
     receiver goes on from, `known` is what the receiver has of it already (its own snapshot of the
     prompt's beginning). `observed`: somebody looks at the evidence, so that chosen tokens are
     translated, too, and their states and queries are kept. `passages`: where the messages of a chat
-    stand in `text`.
+    stand in `text`. `common`: where that is not simply the snapshot's text or goes on from it, what
+    both have alike; `check` fills it in.
 
     Each stage fills in one of the later fields. A refused request keeps what it had, and every
     later stage hands it on as it is.
@@ -91,6 +93,7 @@ class Request:
     known: KVSnapshot | None = None
     observed: bool = False
     passages: tuple[Passage, ...] = ()
+    common: Common | None = None
     refusal: Decision | None = None
     aligned: Aligned | None = None
     features: Features | None = None

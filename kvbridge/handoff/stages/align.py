@@ -7,12 +7,21 @@ from dataclasses import replace
 
 import torch
 
-from kvbridge.cache.align import Alignment, align_positions, align_spans
+from kvbridge.cache.align import (
+    Alignment,
+    align_between,
+    align_positions,
+    align_spans,
+    align_stretches,
+)
 from kvbridge.geometry import shared_layers
+from kvbridge.handoff.common import WORTH
+from kvbridge.handoff.cost import forward_flops, handoff_parts
 from kvbridge.handoff.decision import Decision, discard
 from kvbridge.handoff.pair import Pair
 from kvbridge.handoff.plan import RepairPlan
-from kvbridge.handoff.request import Aligned, Request
+from kvbridge.handoff.request import Aligned, Request, after
+from kvbridge.handoff.stages.features import first_layers
 
 
 def align(pair: Pair, requests: Sequence[Request]) -> list[Request]:
@@ -63,6 +72,8 @@ def _aligned(pair: Pair, request: Request) -> Request:
     alignment = Alignment(whole.index[:cached], covered, whole.exact_share)
     if start == cached:
         return _chosen(pair, request, alignment, total)
+    if request.common is not None and not bool(covered.any()):
+        return _too_little(request, "no token of it can be used")
     if alignment.exact_share < pair.min_exact_share:
         share, expected = alignment.exact_share, pair.min_exact_share
         refusal = discard(
@@ -96,9 +107,45 @@ def _chosen(pair: Pair, request: Request, alignment: Alignment, shared: int) -> 
         refusal = discard(
             "no_asset", f"this translator leaves out the last layer of {pair.receiver.name}"
         )
+    edited = request.common is not None and request.common.edited
     if refusal is not None:
-        return replace(request, refusal=refusal)
-    return replace(request, aligned=Aligned(alignment, chosen, shared))
+        return _too_little(request, str(refusal)) if edited else replace(request, refusal=refusal)
+    done = replace(request, aligned=Aligned(alignment, chosen, shared))
+    if edited and (share := _prefill_share(pair, done)) > WORTH:
+        return _too_little(
+            request, f"it would take {share:.0%} of a prefill's FLOPs, expected {WORTH:.0%} at most"
+        )
+    return done
+
+
+def _too_little(request: Request, why: str) -> Request:
+    """Refused: what the two texts have alike is not worth a handoff."""
+    alike = 0 if request.common is None else request.common.characters
+    refusal = discard(
+        "text_mismatch",
+        f"only {alike} of the snapshot's {request.snapshot.characters} characters are as in this "
+        f"text: {why}",
+    )
+    return replace(request, refusal=refusal)
+
+
+def _prefill_share(pair: Pair, request: Request) -> float:
+    """Predicted FLOPs of an aligned request over those of the receiver's own prefill of what it
+    does not know."""
+    aligned, geometry = after("align", request.aligned), pair.receiver.geometry
+    whole = aligned.shared_layers == len(geometry.layers)
+    parts = handoff_parts(
+        geometry,
+        len(request.encoding),
+        translator_flops=0 if whole or pair.translator is None else pair.translator.flops(),
+        translated=len(request.rows),
+        first_layers=first_layers(pair, request.plan, aligned.shared_layers),
+        recomputed=len(aligned.chosen),
+        known=request.start,
+    )
+    unknown = len(request.encoding) - request.start
+    prefill = forward_flops(geometry, unknown, request.start, head=True)
+    return sum(parts.values()) / prefill
 
 
 def _without_translator(pair: Pair, request: Request) -> Decision:
@@ -122,17 +169,37 @@ def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
     where most tokens then stand elsewhere, spans decide. The share of exact ends is of unknown
     tokens alone.
     """
-    snapshot, encoding = request.snapshot, request.encoding
-    if snapshot.geometry.tokenizer_digest == pair.receiver.geometry.tokenizer_digest:
+    snapshot, encoding, common = request.snapshot, request.encoding, request.common
+    same_tokenizer = snapshot.geometry.tokenizer_digest == pair.receiver.geometry.tokenizer_digest
+    beginning = None if common is None else common.beginning
+    if same_tokenizer and (common is None or beginning is not None):
         by_position = align_positions(snapshot.positions, torch.arange(len(encoding)))
+        standing = by_position.covered
+        if beginning is not None:
+            standing = standing & (encoding.spans[:, 1] <= beginning)
         differs = snapshot.token_ids[by_position.index] != encoding.ids
         # A token after one that differs has another context, whatever stands there itself.
-        same_so_far = torch.cummin((~(differs & by_position.covered)).int(), dim=0).values == 1
-        covered = by_position.covered & same_so_far
-        if bool(covered.any()) and int(covered.sum()) * 2 >= int(by_position.covered.sum()):
+        same_so_far = torch.cummin((~(differs & standing)).int(), dim=0).values == 1
+        covered = standing & same_so_far
+        if bool(covered.any()) and int(covered.sum()) * 2 >= int(standing.sum()):
             return Alignment(by_position.index, covered, by_position.exact_share), True
     start = request.start
-    by_span = align_spans(snapshot.spans, encoding.spans[start:])
+    if common is None:
+        by_span = align_spans(snapshot.spans, encoding.spans[start:])
+    else:
+        by_span = align_stretches(snapshot.spans, encoding.spans[start:], common.stretches)
+        if pair.template_tokens == "translate":
+            by_span = align_between(by_span, len(snapshot), complete=_complete(request))
     index = torch.cat((torch.zeros(start, dtype=torch.int64), by_span.index))
     covered = torch.cat((torch.zeros(start, dtype=torch.bool), by_span.covered))
     return Alignment(index, covered, by_span.exact_share), False
+
+
+def _complete(request: Request) -> bool:
+    """Whether both chats are of the same messages, so that a prompt to answer follows in both."""
+    common = request.common
+    return (
+        common is not None
+        and not common.edited
+        and len(common.stretches) == len(request.passages) == len(request.snapshot.passages)
+    )

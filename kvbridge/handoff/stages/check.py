@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from kvbridge.geometry import KVGeometry, digest_text
+from kvbridge.handoff.common import Common, common_text
 from kvbridge.handoff.decision import Decision, discard
 from kvbridge.handoff.pair import Pair
 from kvbridge.handoff.request import Request
@@ -15,7 +16,7 @@ from kvbridge.handoff.request import Request
 
 def check(pair: Pair, requests: Sequence[Request]) -> list[Request]:
     """Refuses requests whose models, snapshot, text or known rows do not belong together; fills in
-    nothing else. Costs a look at every weight's counter, once for all requests, and no FLOPs.
+    `common` where the snapshot is of another text that is alike in part. Costs a look at every weight's counter, once for all requests, and no FLOPs.
 
     Raises UsageError for a plan that leaves nothing to translate.
     """
@@ -28,12 +29,12 @@ def check(pair: Pair, requests: Sequence[Request]) -> list[Request]:
         if not request.due(request.aligned):
             checked.append(request)
             continue
-        refusal = (
-            changed
-            or _check_contract(pair, request)
-            or _check_text(pair, request)
-            or _check_known(pair, request)
-        )
+        refusal = changed or _check_contract(pair, request)
+        if refusal is None and not _continues(request):
+            common = _common(pair, request)
+            request = request if common is None else replace(request, common=common)
+            refusal = None if common is not None else _another_text(request)
+        refusal = refusal or _check_length(pair, request) or _check_known(pair, request)
         checked.append(request if refusal is None else replace(request, refusal=refusal))
     return checked
 
@@ -81,14 +82,34 @@ def _check_contract(pair: Pair, request: Request) -> Decision | None:
     return None
 
 
-def _check_text(pair: Pair, request: Request) -> Decision | None:
-    """The snapshot is of the text or of its beginning, and both models have positions for it."""
+def _continues(request: Request) -> bool:
+    """Whether the snapshot is of the text or of its beginning."""
+    snapshot = request.snapshot
+    return digest_text(request.text[: snapshot.characters]) == snapshot.text_digest
+
+
+def _common(pair: Pair, request: Request) -> Common | None:
+    """What the snapshot's text and one that does not go on from it have alike; None for nothing."""
+    return common_text(
+        pair.sender,
+        request.snapshot,
+        request.text,
+        request.passages,
+        translates=pair.translator is not None,
+    )
+
+
+def _another_text(request: Request) -> Decision:
+    return discard(
+        "text_mismatch",
+        f"the snapshot's {request.snapshot.characters} characters are not the beginning of this "
+        "text",
+    )
+
+
+def _check_length(pair: Pair, request: Request) -> Decision | None:
+    """There is something to hand over, and both models have positions for it."""
     snapshot, encoding = request.snapshot, request.encoding
-    if digest_text(request.text[: snapshot.characters]) != snapshot.text_digest:
-        return discard(
-            "text_mismatch",
-            f"the snapshot's {snapshot.characters} characters are not the beginning of this text",
-        )
     if len(snapshot) == 0 or len(encoding) < 2:
         return discard(
             "too_short", f"{len(snapshot)} sender tokens, {len(encoding)} receiver tokens"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kvbridge.cache.features import hidden_layer
 from kvbridge.cache.snapshot import LayerKV
 from kvbridge.handoff.pair import Pair
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.request import Features, Request, after
 
 
@@ -19,19 +20,30 @@ def features(pair: Pair, requests: Sequence[Request]) -> list[Request]:
     return [replace(r, features=_features(pair, r)) if r.due(r.features) else r for r in requests]
 
 
-def _features(pair: Pair, request: Request) -> Features:
-    shared = after("align", request.aligned).shared_layers
+def first_layers(pair: Pair, plan: RepairPlan, shared: int) -> int:
+    """How many of the receiver's own layers run over the tokens it does not know, where the sender
+    shares the first `shared` bit for bit; 0 where none needs to."""
     total = len(pair.receiver.geometry.layers)
     translator = pair.translator
     if shared == total or translator is None:
-        return Features(None, shared, None)
+        return 0
     wanted = hidden_layer(translator.receiver_features)
-    depth = max(request.plan.layers, wanted or 0)
+    depth = max(plan.layers, wanted or 0)
     # Layers that the translator leaves out are the receiver's to compute, unless they are shared.
     own = 1 + max((i for i in range(total) if i not in translator.layers), default=-1)
     if own > shared:
         depth = max(depth, own)
-    if wanted is None and depth <= shared:
+    return 0 if wanted is None and depth <= shared else depth
+
+
+def _features(pair: Pair, request: Request) -> Features:
+    shared = after("align", request.aligned).shared_layers
+    translator = pair.translator
+    if shared == len(pair.receiver.geometry.layers) or translator is None:
+        return Features(None, shared, None)
+    wanted = hidden_layer(translator.receiver_features)
+    depth = first_layers(pair, request.plan, shared)
+    if wanted is None and depth == 0:
         return Features(None, shared, None)
     start = request.start
     past: list[LayerKV] = []
