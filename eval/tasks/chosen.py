@@ -17,8 +17,6 @@ from kvbridge.geometry import digest_text
 from kvbridge.model.beginning import encode_beginning
 from kvbridge.model.model import Model
 
-NO_TASK = "unknown"
-"""Stands for the task of rows that no task takes."""
 MOST_REASONS = 3
 DIFFERS = re.compile(r"\d[\d.,]*|'[^']*'|\"[^\"]*\"")
 BEGINNING = 200
@@ -53,7 +51,7 @@ def make_items(
     other; raises EvalError where all are, and where two items of a task have one id.
     """
     made: list[tuple[int, int, Item]] = []
-    known_rows, excluded = _of_known_kinds(raws)
+    known_rows, excluded = _of_known_kinds(raws, next(iter(tasks or TASKS)))
     for number, raw in enumerate(spread(known_rows)):
         kind = kind_of(raw.body)
         if kind not in TASKS:
@@ -90,15 +88,16 @@ def _together(items: Sequence[Item]) -> list[Item]:
     return [replace(item, document=cluster[item.document]) for item in items]
 
 
-def _of_known_kinds(raws: Iterable[RawItem]) -> tuple[list[RawItem], list[Excluded]]:
-    """Rows that some task takes, and the others with the reason; EvalError where none does."""
+def _of_known_kinds(raws: Iterable[RawItem], task: str) -> tuple[list[RawItem], list[Excluded]]:
+    """Rows that some task takes, and the others with the reason, counted with `task`; EvalError
+    where none does."""
     usable: list[RawItem] = []
     unknown: list[Excluded] = []
     for raw in raws:
         try:
             kind_of(raw.body)
         except EvalError as error:
-            unknown.append(Excluded(raw.id, raw.document, NO_TASK, str(error)))
+            unknown.append(Excluded(raw.id, raw.document, task, str(error)))
             continue
         usable.append(raw)
     if unknown and not usable:
