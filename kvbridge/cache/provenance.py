@@ -1,8 +1,4 @@
-"""Where every cached value came from. No torch.
-
-Exact: what the receiver computes itself from exact inputs alone. The last bits may still differ
-from a prefill's where it came from a forward over fewer tokens, which rounds in another order.
-"""
+"""Where every cached value came from. No torch."""
 
 from __future__ import annotations
 
@@ -14,6 +10,21 @@ from kvbridge.codec import Index, convert, one_of
 from kvbridge.errors import UsageError
 
 FIDELITIES = ("approximate", "repaired", "exact")
+"""Of cached values, the lowest first.
+
+`exact`: what the receiver computes itself, from exact inputs alone, in its own dtype. Bit for bit a
+prefill's where the forward was cut alike; a forward over other tokens at a time (token by token, in
+pieces, in a batch) sums in another order, and its values are equal up to the rounding of the dtype:
+relative to a row's length about 1e-5 in fp32, 5e-3 in fp16 and 5e-2 in bf16 at most, of which a
+greedy continuation notices nothing in fp32 and a near tie between two tokens in bf16. A cache that
+a caller gives is checked against bounds of that kind, by dtype and layer (`cache.verify.ROUNDING`:
+the median row to about twice what was measured, any row to six times). Rounding that is no coarser
+than the dtype's own cannot be told from it: int8 values in the upper layers of a bf16 model.
+
+`repaired`: computed by the receiver on top of values that are not exact.
+
+`approximate`: translated, or given by a caller and not checked.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,12 @@ def exact_provenance(geometry_digest: str, layers: int, tokens: int) -> Provenan
     """Of a model's own prefill."""
     spans = (Span((0, layers), (0, tokens), "exact"),) if layers and tokens else ()
     return Provenance(geometry_digest, geometry_digest, None, 0, spans)
+
+
+def lowered(provenance: Provenance) -> Provenance:
+    """The same, of a cache that nobody has checked: all of it `approximate`."""
+    spans = tuple(replace(span, fidelity="approximate") for span in provenance.spans)
+    return replace(provenance, spans=spans)
 
 
 def spans_of(matrix: Sequence[Sequence[int]]) -> tuple[Span, ...]:

@@ -6,18 +6,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from kvbridge.cache.given import cached_pairs, check_one_run, has_dropped, like_ids
 from kvbridge.cache.layers import LayerKV, build_cache, remembered
-from kvbridge.cache.provenance import Provenance, exact_provenance
+from kvbridge.cache.provenance import Provenance, exact_provenance, lowered
 from kvbridge.cache.run import one_sequence
 from kvbridge.cache.snapshot_file import Description, check_content, describe
 from kvbridge.cache.spelling import Said
-from kvbridge.cache.verify import check_positions, check_tail, find_positions
+from kvbridge.cache.verify import check_positions, find_positions
 from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import write_file
 from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
@@ -127,6 +128,7 @@ class KVSnapshot:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         provenance: Provenance | None = None,
+        check: bool = True,
     ) -> KVSnapshot:
         """From a transformers cache (an object with `.layers`, or pairs of keys and values) that
         `model` filled with one prompt from its beginning.
@@ -141,9 +143,11 @@ class KVSnapshot:
         handoff remembers what it is: its snapshot keeps that provenance, also once the cache has
         grown.
 
-        A cache that is said to be the model's own is checked (`kvbridge.cache.verify`): rows of
-        layer 0 are recomputed, and the last tokens run once more through all layers, which costs a
-        forward of eight tokens. Raises UsageError, naming the row, where the cache cannot be of
+        A cache that is said to be the model's own is checked (`kvbridge.cache.verify`): up to 512
+        rows of layer 0 are recomputed, and up to 128 tokens run again over the others' rows in
+        every layer, which costs a forward of that many tokens. `check=False` leaves that out: the
+        snapshot is then `approximate`, for nobody knows, and positions that are not given count
+        from the first real token. Raises UsageError, naming the row, where the cache cannot be of
         these ids, and for static, quantised and batched caches and a model in training.
         """
         said = Said(text, None if messages is None else model.chat(messages, template))
@@ -157,7 +161,7 @@ class KVSnapshot:
             attention_mask=attention_mask,
             position_ids=position_ids,
             provenance=provenance,
-            own=False,
+            origin="given" if check else "unchecked",
         )
 
     def to_cache(self, model: Model) -> DynamicCache:
@@ -167,7 +171,8 @@ class KVSnapshot:
             raise UsageError(f"this snapshot is of {self.geometry.model_id}, not of {model.name}")
         if len(self) and int(self.positions[-1]) != len(self) - 1:
             raise UsageError(
-                "a snapshot with holes has no transformers cache; hand it over instead"
+                "a snapshot with holes, or of rows that do not begin at position 0, has no "
+                "transformers cache; hand it over instead"
             )
         return build_cache(model, self.layers, self.provenance)
 
@@ -237,12 +242,12 @@ def snapshot_of_cache(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     provenance: Provenance | None = None,
-    own: bool = True,
+    origin: Literal["computed", "given", "unchecked"] = "computed",
 ) -> KVSnapshot:
-    """`KVSnapshot.from_cache`, and with `own` without its checks of values: for whoever has just run
-    the model over these ids, from position 0."""
+    """`KVSnapshot.from_cache`, by where the cache is from: `computed` by whoever calls, who has just
+    run the model over these ids from position 0; `given` and to be checked; or `unchecked`."""
     if (mode := model.training()) is not None:
-        raise UsageError(f"expected a model that computes the same twice, found {mode}")
+        raise UsageError(f"expected a model that computes the same twice, found one in {mode}")
     pairs = cached_pairs(cache, model.geometry)
     ids = one_sequence(input_ids, model.geometry.vocabulary)
     count = len(pairs[0][0][0, 0])
@@ -255,7 +260,7 @@ def snapshot_of_cache(
         raise UsageError(f"the cache covers {count} tokens, input_ids only {len(ids)}")
     mask = torch.ones(count, dtype=torch.bool)
     if attention_mask is not None:
-        mask = _like(attention_mask, len(ids), "attention_mask")[:count].bool()
+        mask = like_ids(attention_mask, len(ids), "attention_mask")[:count].bool()
     rows = mask.nonzero()[:, 0]
     real = ids[rows]
     layers = tuple({"k": _rows(k, rows), "v": _rows(v, rows)} for k, v in pairs)
@@ -263,15 +268,15 @@ def snapshot_of_cache(
         provenance = remembered(cache, model, len(layers), len(real))
     positions = torch.arange(len(real))
     if position_ids is not None:
-        positions = _like(position_ids, len(ids), "position_ids")[rows].long()
-        _check_one_run(positions)
-    if not own and len(real) and provenance.fidelity == "exact":
+        positions = like_ids(position_ids, len(ids), "position_ids")[rows].long()
+        check_one_run(positions)
+    if origin == "unchecked" and provenance.fidelity == "exact":
+        provenance = lowered(provenance)
+    if origin == "given" and len(real) and provenance.fidelity == "exact":
         if position_ids is not None:
-            check_positions(model, real, positions, layers[0])
+            check_positions(model, real, positions, layers)
         else:
-            positions = find_positions(model, real, layers[0], (positions, rows))
-        if int(positions[-1] - positions[0]) == len(positions) - 1:
-            check_tail(model, real, positions, layers)
+            positions = find_positions(model, real, layers, (positions, rows))
     spelt = said.spelling(model, torch.cat((real, ids[count:])), len(real))
     end = int(spelt.spans[-1, 1]) if len(real) else 0
     return KVSnapshot(
@@ -285,80 +290,6 @@ def snapshot_of_cache(
         provenance=provenance,
         passages=spelt.passages,
     )
-
-
-def _like(values: Any, tokens: int, name: str) -> Tensor:
-    """`[tokens]` out of a tensor `[tokens]` or `[1, tokens]`, as input_ids are; UsageError for another
-    shape. A mask or positions may reach further than the ids, never less far."""
-    if not isinstance(values, Tensor):
-        raise UsageError(f"expected a tensor as {name}, found {type(values).__name__}")
-    if values.ndim not in (1, 2) or (values.ndim == 2 and len(values) != 1):
-        raise UsageError(
-            f"expected {name} [{tokens}] or [1, {tokens}] of one request, "
-            f"found {tuple(values.shape)}"
-        )
-    flat = values.to("cpu").reshape(-1)
-    if len(flat) < tokens:
-        raise UsageError(f"expected {name} of {tokens} tokens, found {len(flat)}")
-    return flat
-
-
-def _check_one_run(positions: Tensor) -> None:
-    """Raises UsageError where positions do not ascend: they restart where another prompt begins."""
-    back = (positions[1:] <= positions[:-1]).nonzero()[:, 0]
-    if len(back):
-        row = int(back[0]) + 1
-        raise UsageError(
-            f"position_ids go back from {int(positions[row - 1])} to {int(positions[row])} at row "
-            f"{row}: several prompts are packed into one row; give one of them"
-        )
-
-
-def cached_pairs(cache: Any, geometry: KVGeometry) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values `[1, heads, tokens, width]` of each layer; UsageError for what is no filled
-    cache of one request, of equal length in every layer."""
-    layers = getattr(cache, "layers", None)
-    for layer in layers or ():
-        name = type(layer).__name__
-        for kind in ("Static", "Quantized"):
-            if kind in name:
-                raise UsageError(
-                    "expected a cache that holds just the tokens it has seen, as they were "
-                    f"computed, found a {kind.lower()} one ({name}); use DynamicCache()"
-                )
-    pairs = _pairs(cache)
-    if not pairs or any(not isinstance(t, Tensor) for pair in pairs for t in pair):
-        raise UsageError("expected a filled cache, found layers without keys")
-    if any(t.ndim != 4 or t.shape[0] != 1 for pair in pairs for t in pair):
-        raise UsageError(
-            "expected keys and values [1, heads, tokens, width] of one request, found "
-            f"{tuple(pairs[0][0].shape)}; take one row of a batch or of beams"
-        )
-    if len(pairs) != len(geometry.layers):
-        raise UsageError(f"expected {len(geometry.layers)} layers, found {len(pairs)}")
-    lengths = {int(tensor.shape[2]) for pair in pairs for tensor in pair}
-    if len(lengths) != 1:
-        raise UsageError(
-            f"layers hold {sorted(lengths)} tokens: sliding layers have dropped some, or rows were "
-            "evicted; capture with DynamicCache() without a config"
-        )
-    return pairs
-
-
-def _pairs(cache: Any) -> list[tuple[Any, Any]]:
-    if hasattr(cache, "layers"):
-        return [(layer.keys, layer.values) for layer in cache.layers]
-    return [(entry[0], entry[1]) for entry in cache]
-
-
-def has_dropped(cache: Any, geometry: KVGeometry, count: int, tokens: int) -> bool:
-    """Whether layers of equal length hold other tokens than the first: they say so, or all slide
-    and are just full."""
-    layers = getattr(cache, "layers", None)
-    if layers is not None and any(int(layer.get_seq_length()) != count for layer in layers):
-        return True
-    windows = [layer.window_tokens for layer in geometry.layers]
-    return layers is None and all(w is not None and count == w - 1 < tokens - 1 for w in windows)
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:

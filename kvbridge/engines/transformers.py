@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvbridge.cache.features import FirstLayers, first_layers, noted
-from kvbridge.cache.prefill import capture, run_decoder
-from kvbridge.cache.snapshot import LayerKV, build_cache
+from kvbridge.cache.layers import LayerKV, build_cache
+from kvbridge.cache.prefill import capture
+from kvbridge.cache.recompute import recompute
 from kvbridge.engines.generate import generate, generate_many
 from kvbridge.engines.port import Decoded, Engine, Prefilled, Recomputed
 from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry
 from kvbridge.model.chat import Chat, Messages, TemplateOptions
 from kvbridge.model.model import Model
-from kvbridge.model.probe import cache_argument, cached_layers
+from kvbridge.model.probe import cache_argument
 from kvbridge.model.queries import recorded_queries
 from kvbridge.model.rope import Rotation
 from kvbridge.model.text import Encoding
@@ -150,72 +150,3 @@ def engine_of(model: Model | Engine) -> Engine:
     raise UsageError(
         f"expected a model as made by kvbridge.load, or an engine, found {type(model).__name__}"
     )
-
-
-@torch.no_grad()
-def recompute(
-    model: Model,
-    ids: Tensor,
-    layers: list[LayerKV],
-    chosen: Tensor,
-    *,
-    following: Tensor | None = None,
-) -> Tensor | None:
-    """Replaces rows `chosen` `[n]` of `layers` (as cached, `[tokens, heads, width]`, modified) by
-    the model's own; arguments as of `Engine.repair`. Returns what leaves the last layer, `[n + m,
-    hidden]`; None where nothing ran.
-    """
-    more = 0 if following is None else len(following)
-    if len(chosen) + more == 0:
-        return None
-    device, count = model.device, len(ids)
-    kept = torch.ones(count, dtype=torch.bool)
-    kept[chosen] = False
-    if not more:
-        # Nothing after the last chosen token is seen by any that runs.
-        kept[int(chosen[-1]) :] = False
-    kept_at = kept.nonzero()[:, 0]
-    cache = DynamicCache()
-    if len(kept_at):
-        rows = kept_at.to(device)
-        for index, layer in enumerate(layers):
-            keys, values = layer["k"][rows], layer["v"][rows]
-            cache.update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None], index)
-    places = torch.cat((chosen, torch.arange(count, count + more)))
-    tokens = ids[chosen] if following is None else torch.cat((ids[chosen], following))
-    # The cache holds the kept rows first and the computed ones behind them, whatever their
-    # positions: the mask says by position who sees whom.
-    mask = _masks(model, places, torch.cat((kept_at, places)))
-    output = run_decoder(
-        model, tokens[None], cache=cache, position_ids=places[None], attention_mask=mask
-    )
-    computed = slice(-len(places), -more if more else None)
-    if len(chosen):
-        at = chosen.to(device)
-        for layer, (keys, values) in zip(layers, cached_layers(cache), strict=True):
-            layer["k"][at] = keys[0].transpose(0, 1)[computed]
-            layer["v"][at] = values[0].transpose(0, 1)[computed]
-    return output.last_hidden_state[0]
-
-
-def _masks(model: Model, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
-    """Additive masks `[1, 1, queries, keys]` by position: causal, and within the window where a
-    layer slides. Models whose layers differ in kind take one mask per kind, the others one mask.
-    """
-    config = model.model.config.get_text_config(decoder=True)
-    kinds, arguments = get_layer_types_and_kwargs(config)
-    masks: dict[str, Tensor] = {}
-    for kind, argument in zip(kinds, arguments, strict=True):
-        if kind in masks:
-            continue
-        distance = queries[:, None] - keys[None]
-        allowed = distance >= 0
-        window = argument.get("sliding_window")
-        if window is not None and kind == "chunked_attention":
-            allowed &= (queries[:, None] // window) == (keys[None] // window)
-        elif window is not None:
-            allowed &= distance < window
-        mask = torch.zeros(allowed.shape, dtype=model.dtype)
-        mask[~allowed] = torch.finfo(model.dtype).min
-        masks[kind] = mask[None, None].to(model.device)
-    return masks if len(masks) > 1 else next(iter(masks.values()))

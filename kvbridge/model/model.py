@@ -55,13 +55,15 @@ class Model:
     def training(self) -> str | None:
         """Where the model drops out at random, so that no two forwards agree, in a few words; None
         where it does not."""
-        if not self.model.training:
-            return None
         for name, module in self.model.named_modules():
-            rate = getattr(module, "p", None) if isinstance(module, nn.Dropout) else None
-            rate = rate or getattr(module, "attention_dropout", None)
-            if module.training and isinstance(rate, float) and rate > 0:
-                return f"training mode with dropout {rate:g} in {name}; call .eval() on the model"
+            if not module.training:
+                continue
+            rates = [getattr(module, setting, None) for setting in _DROPOUT_RATES]
+            if isinstance(module, nn.Dropout):
+                rates.append(module.p)
+            rate = max((r for r in rates if isinstance(r, float)), default=0.0)
+            if rate > 0:
+                return f"training, with dropout {rate:g} in {name}; call .eval() on the model"
         return None
 
     @property
@@ -128,5 +130,8 @@ def _adapter_state(model: nn.Module) -> tuple[str, ...]:
             states.append(f"{name} {sorted(scaling.items())} {[str(flag) for flag in flags]}")
     return tuple(states)
 
+
+_DROPOUT_RATES = ("attention_dropout", "dropout", "dropout_p", "activation_dropout", "layerdrop")
+"""Where modules keep the rate of a dropout that is not a module of its own."""
 
 _ADAPTER_FLAGS = ("disable_adapters", "merged_adapters", "active_adapters")

@@ -13,8 +13,8 @@ from kvbridge import Bridge, RepairPlan, capture
 from kvbridge.cache.features import first_layers, hidden_layer, stopped_at
 from kvbridge.cache.prefill import capture_batch, run_decoder
 from kvbridge.cache.provenance import FIDELITIES, spans_of
+from kvbridge.cache.recompute import recompute
 from kvbridge.cache.snapshot import build_cache
-from kvbridge.engines.transformers import recompute
 from kvbridge.errors import UsageError
 from kvbridge.handoff.plan import fidelity_map
 from kvbridge.model.probe import cache_argument, cached_layers

@@ -178,6 +178,11 @@ def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
         if beginning is not None:
             standing = standing & (encoding.spans[:, 1] <= beginning)
         differs = snapshot.token_ids[by_position.index] != encoding.ids
+        # Behind a gap in the positions the same token at the same position may still have had
+        # other tokens before it: only where its text begins alike were those just left out.
+        gapped = snapshot.positions != torch.arange(len(snapshot))
+        elsewhere = snapshot.spans[by_position.index, 0] != encoding.spans[:, 0]
+        differs |= gapped[by_position.index] & elsewhere
         # A token after one that differs has another context, whatever stands there itself.
         same_so_far = torch.cummin((~(differs & standing)).int(), dim=0).values == 1
         covered = standing & same_so_far
