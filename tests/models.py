@@ -55,6 +55,7 @@ SMALL = {
 }
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**SMALL, "head_dim": 16}),
+    "qwen2": ("Qwen2", SMALL),
     "qwen3": ("Qwen3", {**SMALL, "head_dim": 16}),
     "gemma3": (
         "Gemma3Text",

@@ -120,13 +120,18 @@ def find_positions(
             f"expected positions below {model.geometry.max_positions}, found "
             f"{int(candidates[0][-1])}"
         )
-    errors = [first_layer_errors(model, ids[at], c[at], some) for c in usable]
-    fitting = [c for c, e in zip(usable, errors, strict=True) if rounding.fits(e, 0)]
-    refusals = [_upper_layers_differ(model, ids, c, layers) for c in fitting]
-    for positions, refusal in zip(fitting, refusals, strict=True):
-        if refusal is None:
-            return positions
-    if refusals and refusals[0] is not None:
+    refusals, tried = [], []
+    for positions in usable:
+        if any(torch.equal(positions, before) for before, _ in tried):
+            continue
+        errors = first_layer_errors(model, ids[at], positions[at], some)
+        tried.append((positions, errors))
+        if rounding.fits(errors, 0):
+            refusal = _upper_layers_differ(model, ids, positions, layers)
+            if refusal is None:
+                return positions
+            refusals.append(refusal)
+    if refusals:
         raise UsageError(refusals[0])
     first, last = (_searched(model, ids, layers[0], row) for row in (0, len(ids) - 1))
     if first is not None and last is not None:
@@ -140,9 +145,8 @@ def find_positions(
                 "expected one prompt at ascending positions, not several packed into one row; give "
                 "one of them"
             )
-    fits = [int((e <= rounding.worst(0)).sum()) for e in errors]
-    nearest = fits.index(max(fits))
-    raise UsageError(_first_layer_differs(model, ids, at, usable[nearest], errors[nearest]))
+    positions, errors = max(tried, key=lambda pair: int((pair[1] <= rounding.worst(0)).sum()))
+    raise UsageError(_first_layer_differs(model, ids, at, positions, errors))
 
 
 def check_positions(
