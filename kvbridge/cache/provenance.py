@@ -16,10 +16,11 @@ FIDELITIES = ("approximate", "repaired", "exact")
 prefill's where the forward was cut alike; a forward over other tokens at a time (token by token, in
 pieces, in a batch) sums in another order, and its values are equal up to the rounding of the dtype:
 relative to a row's length about 1e-5 in fp32, 5e-3 in fp16 and 5e-2 in bf16 at most, of which a
-greedy continuation notices nothing in fp32 and a near tie between two tokens in bf16. A cache that
-a caller gives is checked against bounds of that kind, by dtype and layer (`cache.verify.ROUNDING`:
-the median row to about twice what was measured, any row to six times). Rounding that is no coarser
-than the dtype's own cannot be told from it: int8 values in the upper layers of a bf16 model.
+greedy continuation notices nothing in fp32, and a near tie between two tokens in bf16. A cache that
+a caller gives is checked against bounds of that kind, by dtype and layer
+(`cache.verify.CACHE_ROUNDING`): the median row to some three times what was measured, any row to
+some four. Rounding that is no coarser than the dtype's own cannot be told from it: int8 values in
+the upper layers of a bf16 model.
 
 `repaired`: computed by the receiver on top of values that are not exact.
 

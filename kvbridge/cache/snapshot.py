@@ -139,9 +139,9 @@ class KVSnapshot:
         wherever layer 0 says that one ascending run of them begins. The cache may cover fewer
         tokens than input_ids (the last one generated is not cached). `text` is what the ids spell,
         where the caller has it; `messages` (and `template`, as of `capture`) are the chat that they
-        spell, a generated answer at its end included. Tensors are referenced, not copied. A cache that came out of a
-        handoff remembers what it is: its snapshot keeps that provenance, also once the cache has
-        grown.
+        spell, a generated answer at its end included. Tensors are referenced, not copied. A cache
+        that came out of a handoff remembers what it is: its snapshot keeps that provenance, also
+        once the cache has grown.
 
         A cache that is said to be the model's own is checked (`kvbridge.cache.verify`): up to 512
         rows of layer 0 are recomputed, and up to 128 tokens run again over the others' rows in
@@ -244,8 +244,9 @@ def snapshot_of_cache(
     provenance: Provenance | None = None,
     origin: Literal["computed", "given", "unchecked"] = "computed",
 ) -> KVSnapshot:
-    """`KVSnapshot.from_cache`, by where the cache is from: `computed` by whoever calls, who has just
-    run the model over these ids from position 0; `given` and to be checked; or `unchecked`."""
+    """`KVSnapshot.from_cache`, by where the cache is from: `computed` by whoever calls, who has
+    just run the model over these ids from position 0; `given` and to be checked; or
+    `unchecked`."""
     if (mode := model.training()) is not None:
         raise UsageError(f"expected a model that computes the same twice, found one in {mode}")
     pairs = cached_pairs(cache, model.geometry)

@@ -65,7 +65,7 @@ class Rounding:
         return int(wrong[0]) if len(wrong) else int(errors.argmax())
 
 
-ROUNDING = {
+CACHE_ROUNDING = {
     torch.float64: Rounding(1e-7),
     torch.float32: Rounding(4e-5),
     torch.float16: Rounding(torch.finfo(torch.float16).eps),
@@ -113,14 +113,15 @@ def find_positions(
     """
     at = sampled(len(ids))
     some = {name: tensor[at.to(tensor.device)] for name, tensor in layers[0].items()}
-    rounding = ROUNDING[model.dtype]
+    rounding = CACHE_ROUNDING[model.dtype]
     usable = [c for c in candidates if int(c[-1]) < model.geometry.max_positions]
     if not usable:
         raise UsageError(
             f"expected positions below {model.geometry.max_positions}, found "
             f"{int(candidates[0][-1])}"
         )
-    refusals, tried = [], []
+    refusals: list[str] = []
+    tried: list[tuple[Tensor, Tensor]] = []
     for positions in usable:
         if any(torch.equal(positions, before) for before, _ in tried):
             continue
@@ -156,7 +157,7 @@ def check_positions(
     at = sampled(len(ids))
     some = {name: tensor[at.to(tensor.device)] for name, tensor in layers[0].items()}
     errors = first_layer_errors(model, ids[at], positions[at], some)
-    if not ROUNDING[model.dtype].fits(errors, 0):
+    if not CACHE_ROUNDING[model.dtype].fits(errors, 0):
         raise UsageError(_first_layer_differs(model, ids, at, positions, errors))
     refusal = _upper_layers_differ(model, ids, positions, layers)
     if refusal is not None:
@@ -170,7 +171,7 @@ def _upper_layers_differ(
     own over each other. Costs a forward of up to COMPUTED_ROWS tokens."""
     chosen = sampled(len(ids), COMPUTED_ROWS)
     computed, _ = computed_rows(model, ids, layers, chosen, positions=positions)
-    rounding = ROUNDING[model.dtype]
+    rounding = CACHE_ROUNDING[model.dtype]
     for index, (layer, own) in enumerate(zip(layers, computed, strict=True)):
         for name, tensor in layer.items():
             errors = row_errors(tensor[chosen.to(tensor.device)], own[name])
@@ -187,7 +188,7 @@ def _upper_layers_differ(
 def _first_layer_differs(
     model: Model, ids: Tensor, at: Tensor, positions: Tensor, errors: Tensor
 ) -> str:
-    which = ROUNDING[model.dtype].first_wrong(errors, 0)
+    which = CACHE_ROUNDING[model.dtype].first_wrong(errors, 0)
     row = int(at[which])
     return (
         f"row {row} (token {int(ids[row])}) of layer 0 is off by {float(errors[which]):.1%} from "
@@ -202,7 +203,7 @@ def _searched(model: Model, ids: Tensor, layer: LayerKV, row: int) -> int | None
     positions = torch.arange(most)
     own = early_kv(model, ids[row].expand(most), positions)[0]["k"]
     errors = row_errors(layer["k"][row : row + 1].expand(most, -1, -1), own)
-    fitting = int((errors <= ROUNDING[model.dtype].worst(0)).sum())
+    fitting = int((errors <= CACHE_ROUNDING[model.dtype].worst(0)).sum())
     if fitting in (0, most):
         return None
     return int(errors.argmin())

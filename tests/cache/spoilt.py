@@ -1,8 +1,8 @@
-"""Ways to make a cache of a prompt, honest ones and spoilt ones, as libraries and callers leave them.
+"""Ways to make a cache of a prompt, honest and spoilt ones, as libraries and callers leave them.
 
 Each takes a model, its own cache of the prompt as pairs of keys and values `[1, heads, tokens,
-width]`, and the prompt's ids `[tokens]`; it gives what a caller would hand to `from_cache`: a cache,
-ids and further arguments.
+width]`, and the prompt's ids `[tokens]`; it gives what a caller would hand to `from_cache`: a
+cache, ids and further arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 import kvbridge
-from kvbridge.model.probe import cache_argument
+from kvbridge.model.probe import cache_argument, cached_layers
 
 Pairs = list[tuple[Tensor, Tensor]]
 Given = tuple[Any, Tensor, dict[str, Any]]
@@ -28,7 +28,7 @@ def pairs_of(model: kvbridge.Model, ids: Tensor, **arguments: Any) -> Pairs:
     cache = DynamicCache()
     batch = ids if ids.ndim == 2 else ids[None]
     model.model(input_ids=batch, **cache_argument(model.model, cache), **arguments)
-    return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+    return [(keys.clone(), values.clone()) for keys, values in cached_layers(cache)]
 
 
 def grown(step: int) -> Way:
@@ -96,7 +96,8 @@ def changed(change: Callable[[Tensor], Tensor], *, first: int = 0, last: int | N
 
 
 def evicted_per_head(first: int) -> Way:
-    """Half of the rows of each head, others in each, from layer `first` on; the first half below."""
+    """Half of the rows of each head, others in each, from layer `first` on; below, the first
+    half."""
 
     def way(model: kvbridge.Model, pairs: Pairs, ids: Tensor) -> Given:
         half = len(ids) // 2
@@ -161,7 +162,7 @@ def static(extra: int, missing: int, *, pairs_only: bool) -> Way:
         padding = torch.zeros(extra, dtype=torch.int64)
         if not pairs_only:
             return cache, ids, {}
-        return [(x.keys, x.values) for x in cache.layers], torch.cat((ids, padding)), {}
+        return list(cached_layers(cache)), torch.cat((ids, padding)), {}
 
     return way
 

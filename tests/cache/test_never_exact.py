@@ -1,5 +1,5 @@
-"""A cache that is not the prompt's whole, contiguous beginning is refused or lowered, never `exact`;
-an honest one is taken, however it was filled."""
+"""A cache that is not the prompt's whole, contiguous beginning is refused or lowered, never
+`exact`; an honest one is taken, however it was filled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 import kvbridge
 from kvbridge import Bridge, Handoff, KVSnapshot, capture
-from kvbridge.cache.verify import ROUNDING, row_errors
+from kvbridge.cache.verify import CACHE_ROUNDING, row_errors
 from kvbridge.errors import UsageError
 from tests.cache.spoilt import HONEST, SPOILT, changed, pairs_of
 from tests.models import TEXT, tiny_causal, wrapped
@@ -40,8 +40,8 @@ def handed_over(model: kvbridge.Model, way, ids: Tensor) -> Handoff:
 
 def is_the_models_own(model: kvbridge.Model, handoff: Handoff) -> bool:
     """Whether each row is the model's own prefill's, up to rounding."""
-    rounding = ROUNDING[model.dtype]
-    layers = handoff.layers
+    rounding = CACHE_ROUNDING[model.dtype]
+    layers = handoff.layers or []
     own = pairs_of(model, handoff.ids.reshape(-1)[: len(layers[0]["k"])])
     for index, (layer, (keys, values)) in enumerate(zip(layers, own, strict=True)):
         for name, tensor in (("k", keys), ("v", values)):
