@@ -46,7 +46,9 @@ class Model:
             return f"dtype (now {str(self.dtype).removeprefix('torch.')})"
         if adapter_names(self.model) != self.geometry.adapters:
             return "adapters"
-        if _adapter_state(self.model) != self._adapters:
+        # Looked at in every handoff: not walked where there was nothing. What was attached since is
+        # another name above, or more weights below.
+        if self._adapters and _adapter_state(self.model) != self._adapters:
             return "adapter scaling"
         if (mode := self.training()) is not None:
             return f"mode ({mode})"
