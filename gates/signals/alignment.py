@@ -6,8 +6,11 @@ from kvbridge.gates.signals.reading import Reading
 
 
 def _read(reading: Reading) -> tuple[float, ...]:
-    alignment = reading.evidence.alignment
-    return 1.0 - alignment.exact_share, 1.0 - float(alignment.covered.double().mean())
+    evidence = reading.evidence
+    alignment = evidence.alignment
+    # What the receiver had before the handoff reads no sender row, and needs none.
+    handed = alignment.covered[evidence.start :]
+    return 1.0 - alignment.exact_share, 1.0 - float(handed.double().mean())
 
 
 ALIGNMENT = Signal(

@@ -2,7 +2,8 @@
 keys and values.
 
 The queries are the recomputed tail's, taken from the repair. Rows that the receiver computed itself
-count as exact. Costs one attention of a few tokens, about three times over.
+count as exact, whether in the repair or before the handoff. Costs one attention of a few tokens,
+about three times over.
 """
 
 import math
@@ -39,6 +40,7 @@ def _read(reading: Reading) -> tuple[float, ...]:
         raise Inapplicable("no residual covariance was fitted")
     positions = reading.tail[-QUERIES:]
     uncertain = torch.ones(len(evidence.ids) - 1)
+    uncertain[: evidence.start] = 0
     uncertain[evidence.chosen] = 0
     reading.spend(FEW_ATTENTIONS)
     shares = []

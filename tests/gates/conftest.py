@@ -43,14 +43,19 @@ class Pair:
         return Bridge(self.asset, sender=self.sender, receiver=self.receiver, gate=gate)
 
     def evidence(
-        self, snapshot: Any = None, text: str | None = None, plan: RepairPlan = PLAN
+        self,
+        snapshot: Any = None,
+        text: str | None = None,
+        plan: RepairPlan = PLAN,
+        known: Any = None,
     ) -> Evidence:
         """What a gate sees of one request."""
         text = text or self.texts[0]
         snapshot = snapshot if snapshot is not None else kvbridge.capture(self.sender, text)
         bridge = self.bridge()
         encoding = bridge.pair.receiver.encode(text)
-        prepared = bridge.prepare([Request(snapshot, text, encoding, plan, observed=True)])
+        request = Request(snapshot, text, encoding, plan, known, observed=True)
+        prepared = bridge.prepare([request])
         (request,) = stages.repair(bridge.pair, prepared)
         assert request.refusal is None, str(request.refusal)
         return Evidence(bridge.pair, request)

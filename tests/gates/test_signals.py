@@ -14,8 +14,9 @@ import kvbridge
 from kvbridge import RepairPlan
 from kvbridge.cache.snapshot import build_cache
 from kvbridge.gates.calibrate.config import GateConfig
-from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, parts_of
+from kvbridge.gates.signals import DEFAULT_SIGNALS, SIGNALS, attention_error, parts_of
 from kvbridge.gates.signals import reading as module
+from kvbridge.gates.signals.attention import expected_error
 from kvbridge.gates.signals.costs import BUDGET, KNOWN, SENDER_ROWS, Shape, early_layers
 from kvbridge.gates.signals.extras import Extras
 from kvbridge.gates.signals.reading import Inapplicable, Reading, head
@@ -44,6 +45,39 @@ def test_finite_named_and_paid_for(pair, name):
     )
     assert all(type(v) is int and v > 0 for v in reading.spent.values())
     assert SIGNALS[name].about
+
+
+def known_of(pair, count):
+    """The receiver's own first rows of the first text."""
+    return kvbridge.capture(pair.receiver, pair.texts[0]).select(torch.arange(count))
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_what_the_receiver_knows_already_is_no_damage(pair, name):
+    """Every signal is finite where the receiver has a beginning, which is covered by no sender row
+    and none the worse for it."""
+    evidence = pair.evidence(known=known_of(pair, 70))
+    values = read(Reading(evidence, pair.extras), name)
+    assert all(math.isfinite(v) for v in values)
+    if name == "alignment":
+        assert values == (0.0, 0.0)
+
+
+def test_rows_that_the_receiver_knows_carry_no_residual(pair, monkeypatch):
+    """Of the rows that the tail attends to, only translated ones are uncertain."""
+    masks = []
+
+    def noted(*arguments):
+        masks.append(arguments[4])
+        return expected_error(*arguments)
+
+    monkeypatch.setattr(attention_error, "expected_error", noted)
+    evidence = pair.evidence(known=known_of(pair, 70))
+    read(Reading(evidence, pair.extras), "attention_error")
+    translated = set(range(70, len(evidence.ids) - 1)) - set(evidence.chosen.tolist())
+    assert masks
+    for mask in masks:
+        assert set(mask.nonzero()[:, 0].tolist()) == translated
 
 
 def test_columns_and_names_of_parts_are_unique():
