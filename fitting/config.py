@@ -7,6 +7,7 @@ from typing import Any
 
 from kvbridge.cache.align import MIN_EXACT_SHARE
 from kvbridge.cache.features import hidden_layer
+from kvbridge.codec import check_fields
 from kvbridge.duplicates import NEAR
 from kvbridge.errors import UsageError, unknown_names
 from kvbridge.fitting.families import FAMILIES
@@ -59,6 +60,7 @@ class FitConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, known in (("family", FAMILIES), ("selection", SELECTORS), ("solver", SOLVERS)):
             value = getattr(self, name)
             if value not in known:

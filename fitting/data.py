@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from kvbridge.errors import DataError
 from kvbridge.fitting.folders import SPLITS, files_of, split_named
 from kvbridge.fitting.hub_rows import hub_rows
@@ -50,7 +52,7 @@ def read_documents(source: Any, skipped: Skipped | None = None) -> Iterator[Docu
     skipped = skipped or Skipped()
     if isinstance(source, (str, Path)):
         rows = stream_rows(str(source))
-    elif isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes)):
+    elif isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes, Tensor)):
         rows = _given(source)
     else:
         raise DataError(

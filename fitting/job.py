@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from kvbridge.fitting.skipped import Skipped
 from kvbridge.fitting.spill import spill
 from kvbridge.fitting.splits import LeftOut, Splits
 from kvbridge.fitting.train import largest_map, solve_controls, solve_maps
+from kvbridge.model.arguments import device_of, expect
 from kvbridge.model.model import Model
 
 MARKED_SHARE = 0.1
@@ -84,6 +86,9 @@ def fit(
     tokens, seconds)` is called per batch, `on_plan` with the memory plan before anything runs.
     Raises DataError, NotEnoughRows, OverBudget, PairRefused or UsageError; nothing is written.
     """
+    expect(sender, Model, "a model of kvbridge.load as the sender")
+    expect(receiver, Model, "a model of kvbridge.load as the receiver")
+    expect(config, (FitConfig, NoneType), "a FitConfig")
     config = config or FitConfig()
     pair = (sender.geometry, receiver.geometry)
     if sender is receiver or pair[0].digest == pair[1].digest:
@@ -94,7 +99,7 @@ def fit(
         raise UsageError(
             f"hidden:{entering} needs a receiver of more than {entering} layers, found {layers}"
         )
-    where = receiver.device if device is None else torch.device(device)
+    where = receiver.device if device is None else device_of(device)
     clock, skipped = Clock(where), Skipped()
     splits = Splits(NearDuplicates(config.near_duplicates) if config.near_duplicates else None)
     plan = check_memory(*pair, config, where)

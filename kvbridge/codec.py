@@ -16,13 +16,14 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta
 
-from kvbridge.errors import CorruptFile, UnknownSchema
+from kvbridge.errors import CorruptFile, UnknownSchema, UsageError
 from kvbridge.files import regular
 from kvbridge.format import MAX_JSON_BYTES, MAX_JSON_DEPTH, MAX_JSON_VALUES
 
@@ -66,6 +67,29 @@ def convert(body: object, kind: type[T], name: str, *, partial: bool = False) ->
     if not partial:
         _check_fields(body, value, name, "")
     return value
+
+
+def check_fields(value: Any) -> None:
+    """Raises UsageError where a field of a dataclass that a caller made is not of its type."""
+    kind: Any = type(value)
+    for name, hint in _hints(kind).items():
+        given = getattr(value, name)
+        body = list(given) if isinstance(given, tuple) else given
+        try:
+            msgspec.convert(body, hint)
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{name}=: found half a character in {given!a}") from error
+        except msgspec.ValidationError as error:
+            said = str(error).split(" - at")[0].replace("`", "")
+            shown = " ".join(_SHORT.repr(given).split())
+            raise UsageError(f"{name}=: {said[:1].lower()}{said[1:]}, found {shown}") from error
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def to_json(value: Any) -> Any:

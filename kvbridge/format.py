@@ -39,7 +39,9 @@ class FolderFormat:
 
     def beside(self, asset: Path) -> Path:
         """Where it stands, unless said otherwise, for the asset in that folder."""
-        return asset.with_name(asset.name + self.suffix)
+        # "." has no name of its own.
+        named = asset if asset.name else asset.absolute()
+        return named.with_name(named.name + self.suffix)
 
 
 TRANSLATOR = FolderFormat(

@@ -23,6 +23,7 @@ from kvbridge.errors import CorruptFile, UsageError
 from kvbridge.files import folder_digest, publish_folder, stands_already, verify_folder
 from kvbridge.format import CARD, CONTROL_SET, MAX_ASSET_TENSORS, METADATA_KEY, TRANSLATOR
 from kvbridge.geometry import digest_json
+from kvbridge.model.arguments import expect, found_in, path_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,9 @@ def save_asset(fit: Any, path: str | Path) -> str:
     raises AlreadyExists. The fit's control map goes to `path + ".controls"`, a separate object that
     names this digest; it is written first, so that an asset never stands without it.
     """
-    path = Path(path)
+    path = path_of(path, "a folder to write the asset to")
+    if not isinstance(getattr(fit, "translator", None), Translator):
+        raise UsageError(f"expected a finished fit to save, found {found_in(fit)}")
     files = _asset_files(fit)
     digest = folder_digest(files)
     controls: dict[str, bytes] = {}
@@ -96,7 +99,7 @@ def load_asset(path: str | Path) -> Asset:
     Every byte is hashed, the manifest's geometry and shapes are checked against the header before
     tensors are allocated, and every weight must be finite.
     """
-    path = Path(path)
+    path = path_of(path, "the folder of an asset")
     digest = verify_folder(path, required=TRANSLATOR.required)
     description, weights = path / TRANSLATOR.description, path / TRANSLATOR.tensors
     manifest = Manifest.from_json(read_json(description), str(description))
@@ -118,7 +121,8 @@ def load_asset(path: str | Path) -> Asset:
 def load_controls(asset: Asset, path: str | Path | None = None) -> Translator:
     """The token-only control map that was solved with `asset`; raises CorruptFile where it is of
     another one."""
-    path = CONTROL_SET.beside(asset.path) if path is None else Path(path)
+    expect(asset, Asset, "an asset of kvbridge.load_asset")
+    path = CONTROL_SET.beside(asset.path) if path is None else path_of(path, "a folder")
     verify_folder(path, required=CONTROL_SET.required)
     body, weights = read_json(path / CONTROL_SET.description), path / CONTROL_SET.tensors
     controls = Controls.from_json(body, asset.digest, asset.manifest, str(path))

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvbridge.cache.run import one_sequence, recorded_at, run_decoder
+from kvbridge.cache.run import recorded_at, run_decoder
 from kvbridge.cache.snapshot import KVSnapshot, snapshot_of_cache
 from kvbridge.cache.spelling import Said
 from kvbridge.errors import UsageError
+from kvbridge.model.arguments import check_vocabulary, expect, text_of, token_ids
 from kvbridge.model.chat import Messages, TemplateOptions
 from kvbridge.model.model import Model
 from kvbridge.model.probe import cached_layers
@@ -40,15 +41,17 @@ def capture(
     """
     if sum(x is not None for x in (text, input_ids, messages)) != 1:
         raise UsageError("expected exactly one of text, input_ids and messages")
+    expect(model, Model, "a model as made by kvbridge.load")
     if template is not None and messages is None:
         raise UsageError("template= says how messages= are rendered; give both or neither")
+    vocabulary = model.geometry.vocabulary
     chat = None if messages is None else model.chat(messages, template)
     if chat is not None:
-        ids = chat.encoding.ids
+        ids = check_vocabulary(chat.encoding.ids, vocabulary, model.name)
     elif text is not None:
-        ids = model.encode(text).ids
+        ids = check_vocabulary(model.encode(text_of(text)).ids, vocabulary, model.name)
     else:
-        ids = one_sequence(input_ids, model.geometry.vocabulary)
+        ids = token_ids(input_ids, vocabulary)
     if len(ids) == 0:
         raise UsageError("expected at least one token, found an empty text")
     if len(ids) > model.geometry.max_positions:

@@ -59,6 +59,9 @@ class Provenance:
     def at(self, layer: int, token: int) -> str:
         """Fidelity of one layer's value for one cached token; raises UsageError outside the
         cache."""
+        if not isinstance(layer, int) or not isinstance(token, int):
+            kinds = f"{type(layer).__name__} and {type(token).__name__}"
+            raise UsageError(f"expected a layer and a token by number, found {kinds}")
         for span in self.spans:
             if (
                 span.layers[0] <= layer < span.layers[1]

@@ -11,6 +11,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvbridge.cache.layers import LayerKV
 from kvbridge.cache.run import run_decoder
+from kvbridge.errors import UsageError
+from kvbridge.model.attention import mask_refusal
 from kvbridge.model.model import Model
 from kvbridge.model.probe import cached_layers
 
@@ -57,6 +59,8 @@ def computed_rows(
     `positions` `[tokens]` are those of the rows, by default counted from 0. Costs one forward of
     n + m tokens and a copy of the rows that are kept.
     """
+    if refusal := mask_refusal(model.model):
+        raise UsageError(f"{model.name}: {refusal}")
     device, count = model.device, len(ids)
     more = 0 if following is None else len(following)
     kept = torch.ones(count, dtype=torch.bool)

@@ -7,43 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from kvbridge.errors import UsageError
+from kvbridge.model.arguments import no_autocast
 from kvbridge.model.model import Model
 from kvbridge.model.probe import cache_argument
-
-
-def one_sequence(input_ids: Any, vocabulary: int) -> Tensor:
-    """Token ids `[tokens]` out of an integer tensor `[tokens]` or `[1, tokens]`; UsageError for
-    anything else."""
-    if (
-        not isinstance(input_ids, Tensor)
-        or input_ids.is_floating_point()
-        or input_ids.dtype == torch.bool
-    ):
-        raise UsageError(
-            f"expected an integer tensor of token ids, found {type(input_ids).__name__}"
-        )
-    if input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and len(input_ids) != 1):
-        raise UsageError(
-            "expected token ids [tokens] or [1, tokens] of one request, found "
-            f"{tuple(input_ids.shape)}"
-        )
-    ids = input_ids.to("cpu", torch.int64).reshape(-1)
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise UsageError(
-            f"expected token ids from 0 to {vocabulary - 1}, found {int(ids.min())} to "
-            f"{int(ids.max())}"
-        )
-    return ids
 
 
 def run_decoder(model: Model, ids: Tensor, *, cache: DynamicCache, **arguments: Any) -> Any:
     """The decoder without its head over ids `[batch, tokens]`; `cache` is filled. Returns its
     output."""
+    no_autocast(model.device)
     decoder = model.decoder
     moved = {
         name: value.to(model.device) if isinstance(value, Tensor) else value

@@ -15,7 +15,6 @@ from transformers import DynamicCache
 from kvbridge.cache.given import cached_pairs, check_one_run, has_dropped, like_ids
 from kvbridge.cache.layers import LayerKV, build_cache, remembered
 from kvbridge.cache.provenance import Provenance, exact_provenance, lowered
-from kvbridge.cache.run import one_sequence
 from kvbridge.cache.snapshot_file import Description, check_content, describe
 from kvbridge.cache.spelling import Said
 from kvbridge.cache.verify import check_positions, find_positions
@@ -24,6 +23,7 @@ from kvbridge.files import write_file
 from kvbridge.format import MAX_SNAPSHOT_TENSORS, METADATA_KEY
 from kvbridge.geometry import KVGeometry, digest_text
 from kvbridge.headers import check_safetensors_header
+from kvbridge.model.arguments import expect, path_of, token_ids
 from kvbridge.model.chat import Messages, TemplateOptions
 from kvbridge.model.model import Model
 from kvbridge.model.passages import Passage
@@ -150,6 +150,7 @@ class KVSnapshot:
         from the first real token. Raises UsageError, naming the row, where the cache cannot be of
         these ids, and for static, quantised and batched caches and a model in training.
         """
+        expect(model, Model, "a model as made by kvbridge.load")
         said = Said(text, None if messages is None else model.chat(messages, template))
         if template is not None and messages is None:
             raise UsageError("template= says how messages= are rendered; give both or neither")
@@ -167,6 +168,7 @@ class KVSnapshot:
     def to_cache(self, model: Model) -> DynamicCache:
         """A transformers cache for `model`, sliding layers cut to their window; raises UsageError
         with holes."""
+        expect(model, Model, "a model as made by kvbridge.load")
         if self.geometry.digest != model.geometry.digest:
             raise UsageError(f"this snapshot is of {self.geometry.model_id}, not of {model.name}")
         if len(self) and int(self.positions[-1]) != len(self) - 1:
@@ -195,7 +197,8 @@ class KVSnapshot:
         )
         body = replace(bare, digest=bare.content_digest(tensors)).to_json()
         write_file(
-            Path(path), save(tensors, metadata={METADATA_KEY: json.dumps(body, sort_keys=True)})
+            path_of(path, "a file to write the snapshot to"),
+            save(tensors, metadata={METADATA_KEY: json.dumps(body, sort_keys=True)}),
         )
 
     @classmethod
@@ -205,7 +208,7 @@ class KVSnapshot:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        path = Path(path)
+        path = path_of(path, "the file of a snapshot")
         description = describe(
             check_safetensors_header(path, max_tensors=MAX_SNAPSHOT_TENSORS), str(path)
         )
@@ -250,7 +253,7 @@ def snapshot_of_cache(
     if (mode := model.training()) is not None:
         raise UsageError(f"expected a model that computes the same twice, found one in {mode}")
     pairs = cached_pairs(cache, model.geometry)
-    ids = one_sequence(input_ids, model.geometry.vocabulary)
+    ids = token_ids(input_ids, model.geometry.vocabulary)
     count = len(pairs[0][0][0, 0])
     if has_dropped(cache, model.geometry, count, len(ids)):
         raise UsageError(

@@ -26,6 +26,8 @@ from kvbridge.engines.taken import (
 )
 from kvbridge.engines.values import WHATEVER, Kind
 from kvbridge.errors import UsageError, unknown_names
+from kvbridge.model.arguments import found_in, no_autocast
+from kvbridge.model.attention import mask_refusal
 from kvbridge.model.model import Model
 
 DEFAULT_NEW_TOKENS = 64
@@ -90,6 +92,9 @@ def check_settings(
     for name, kind in ARGUMENTS.items():
         _check_value(name, kind, options.get(name))
     _check_unknown_fields(config)
+    no_autocast(model.device)
+    if masks := mask_refusal(model.model):
+        raise UsageError(f"{model.name}: {masks}")
     _check_ids(model, config, options)
     _check_sequences(model, config, options)
     _check_length(model, config, prompt)
@@ -168,7 +173,7 @@ def _check_unknown_fields(config: GenerationConfig) -> None:
 
 def _check_value(name: str, kind: Kind, value: Any) -> None:
     if value is not None and not kind.holds(value):
-        raise UsageError(f"{name}=: expected {kind.words}, found {_short(value)}")
+        raise UsageError(f"{name}=: expected {kind.words}, found {found_in(value)}")
 
 
 def _check_ids(model: Model, config: GenerationConfig, options: dict[str, Any]) -> None:
@@ -232,7 +237,7 @@ def _check_negative(negative: Any, vocabulary: int, several: bool) -> None:
     if not whole or not 0 <= int(negative.min()) <= int(negative.max()) < vocabulary:
         raise UsageError(
             "negative_prompt_ids=: expected an integer tensor [1, tokens] of ids from 0 to "
-            f"{vocabulary - 1}, found {_short(negative)}"
+            f"{vocabulary - 1}, found {found_in(negative)}"
         )
 
 
@@ -256,11 +261,3 @@ def _ids_in(value: Any) -> list[int]:
     if isinstance(value, dict):
         return [i for word in value for i in word]
     return [i for part in value for i in _ids_in(part)]
-
-
-def _short(value: Any) -> str:
-    """A value in a message, on one line."""
-    if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)} of {value.dtype}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."

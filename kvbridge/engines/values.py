@@ -10,6 +10,9 @@ from typing import Any
 from torch import Tensor
 from transformers.generation.configuration_utils import BaseWatermarkingConfig
 
+_BOUND = 2**31
+"""No count or token id is as large: what is would run for years, or not fit a tensor."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -20,7 +23,7 @@ class Kind:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _BOUND
 
 
 def _number(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.ports import Gate, Ledger, Resident
 from kvbridge.handoff.request import Request
 from kvbridge.handoff.result import Handoff
+from kvbridge.model.arguments import (
+    check_vocabulary,
+    expect,
+    found_in,
+    no_autocast,
+    text_of,
+    token_ids,
+)
 from kvbridge.model.chat import Messages, TemplateOptions
 from kvbridge.model.model import Model
 from kvbridge.model.passages import Passage
@@ -113,6 +122,11 @@ class Bridge:
         self, requests: Sequence[tuple[KVSnapshot, str]], *, repair: RepairPlan | None = None
     ) -> list[Handoff]:
         """Hands over several requests of any lengths; their tokens go through the maps together."""
+        for request in expect(requests, Sequence, "a list of snapshots with their texts"):
+            if not isinstance(request, (tuple, list)) or len(request) != 2:
+                raise UsageError(
+                    f"expected a snapshot and its text for each request, found {found_in(request)}"
+                )
         prepared = self.prepare(
             [self.request(snapshot, text, repair=repair) for snapshot, text in requests]
         )
@@ -133,21 +147,25 @@ class Bridge:
         this bridge has a gate."""
         if sum(x is not None for x in (text, messages, input_ids)) != 1:
             raise UsageError("expected exactly one of text, messages and input_ids")
-        if known is not None and not isinstance(known, KVSnapshot):
-            raise UsageError(f"expected a snapshot as known=, found {type(known).__name__}")
+        expect(snapshot, KVSnapshot, "a snapshot, as kvbridge.capture makes it")
+        expect(known, (KVSnapshot, NoneType), "a snapshot as known=")
+        expect(repair, (RepairPlan, NoneType), "a RepairPlan as repair=")
         if template is not None and messages is None:
             raise UsageError("template= says how messages= are rendered; give both or neither")
         receiver = self.pair.receiver
+        no_autocast(receiver.device)
+        vocabulary = receiver.geometry.vocabulary
         passages: tuple[Passage, ...] = ()
         if input_ids is not None:
             # Given tokens are kept as they are, canonical or not.
-            text, encoding = receiver.encode_ids(input_ids)
+            text, encoding = receiver.encode_ids(token_ids(input_ids, vocabulary))
         elif messages is not None:
             chat = receiver.chat(messages, template)
             text, encoding, passages = chat.text, chat.encoding, chat.passages
         else:
-            assert text is not None
+            text = text_of(text)
             encoding = receiver.encode(text)
+        check_vocabulary(encoding.ids, vocabulary, receiver.name)
         return Request(
             snapshot,
             text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kvbridge.codec import check_fields
 from kvbridge.errors import UsageError
 
 Verdict = Literal["use", "use_approximate", "discard"]
@@ -53,6 +54,7 @@ class Decision:
     predicted_ms: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.reason not in REASONS:
             raise UsageError(
                 f"expected one of {', '.join(REASONS)} as a reason, found {self.reason!r}"

@@ -11,6 +11,7 @@ from kvbridge.cache.align import MIN_EXACT_SHARE
 from kvbridge.engines.port import Engine
 from kvbridge.engines.transformers import engine_of
 from kvbridge.errors import UsageError
+from kvbridge.model.arguments import found_in
 from kvbridge.model.model import Model
 
 TemplateTokens = Literal["recompute", "translate"]
@@ -53,6 +54,8 @@ class Pair:
                 "expected an asset of kvbridge.load_asset or a translator, found "
                 f"{type(handle).__name__}"
             )
+        if isinstance(min_exact_share, bool) or not isinstance(min_exact_share, (int, float)):
+            raise UsageError(f"expected a share from 0 to 1, found {found_in(min_exact_share)}")
         return cls(engine_of(sender), engine_of(receiver), handle, min_exact_share, template_tokens)
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbridge.cache.provenance import FIDELITIES
+from kvbridge.codec import check_fields
 from kvbridge.errors import UsageError
 
 APPROXIMATE, REPAIRED, EXACT = (FIDELITIES.index(f) for f in ("approximate", "repaired", "exact"))
@@ -26,6 +27,7 @@ class RepairPlan:
     tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.sinks < 0 or self.tail < 1 or self.layers < 0 or any(t < 0 for t in self.tokens):
             raise UsageError(
                 f"expected sinks ≥ 0, tail ≥ 1, layers ≥ 0 and tokens ≥ 0, found {self}"

@@ -17,6 +17,7 @@ from kvbridge.engines.snapshots import snapshot_of
 from kvbridge.engines.transformers import engine_of
 from kvbridge.errors import UsageError
 from kvbridge.handoff.decision import Decision
+from kvbridge.model.arguments import expect
 from kvbridge.model.model import Model
 
 
@@ -110,6 +111,8 @@ def generate_many(
     sequence each: raises UsageError where generate would return more, or something else than
     tokens.
     """
+    for handoff in expect(handoffs, Sequence, "a list of handoffs"):
+        expect(handoff, Handoff, "a list of handoffs")
     if not handoffs:
         return []
     ready = [handoff for handoff in handoffs if handoff.layers is not None]

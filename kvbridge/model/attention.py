@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 
 from kvbridge.errors import UnsupportedModel
 
@@ -65,12 +65,17 @@ def projection(attention: Any, part: Literal["q", "k"]) -> Projection | None:
     alone = getattr(attention, f"{part}_proj", None)
     if isinstance(alone, nn.Module) and not isinstance(alone, nn.Identity):
         return Projection(alone, _whole)
+    if hasattr(attention, "multi_query"):
+        return _bigcode(attention, index)
     if hasattr(attention, "c_attn"):
         # GPT-2: queries, keys and values side by side, equally wide.
         return Projection(attention.c_attn, lambda output: output.chunk(3, dim=-1)[index])
     if hasattr(attention, "qkv_proj"):
         # Phi-3: side by side, but keys and values may have fewer heads than queries.
-        config, width = attention.config, attention.head_dim
+        config, width = getattr(attention, "config", None), getattr(attention, "head_dim", None)
+        if config is None or not hasattr(config, "num_key_value_heads") or width is None:
+            # CodeGen: another order, by the cores that it was trained on.
+            return None
         sizes = (config.num_attention_heads * width, config.num_key_value_heads * width)
         start = sum(sizes[:index])
         return Projection(
@@ -78,12 +83,29 @@ def projection(attention: Any, part: Literal["q", "k"]) -> Projection | None:
         )
     if hasattr(attention, "query_key_value"):
         # GPT-NeoX: query, key and value of one head stand together, then the next head's.
-        heads = attention.config.num_attention_heads
+        holder = getattr(attention, "config", attention)
+        heads = getattr(holder, "num_attention_heads", None)
+        if heads is None or attention.query_key_value.out_features % (3 * heads):
+            return None
         return Projection(
             attention.query_key_value,
             lambda output: output.unflatten(-1, (heads, 3, -1))[..., index, :].flatten(-2),
         )
     return None
+
+
+def _bigcode(attention: Any, index: int) -> Projection:
+    """Of GPT-BigCode: all queries, then one head's keys and values; or, without multi-query, query,
+    key and value of each head together."""
+    if not attention.multi_query:
+        heads = attention.num_heads
+        return Projection(
+            attention.c_attn,
+            lambda output: output.unflatten(-1, (heads, 3, -1))[..., index, :].flatten(-2),
+        )
+    sizes = (attention.embed_dim, attention.kv_dim)
+    start = sum(sizes[:index])
+    return Projection(attention.c_attn, lambda output: output[..., start : start + sizes[index]])
 
 
 def normed_keys(attention: Any) -> Projection | None:
@@ -127,6 +149,23 @@ def scaling_of(attention: Any, width: int) -> float:
     """The factor on dot products of queries and keys of `width`: the module's own, else
     1/√width."""
     return float(getattr(attention, "scaling", width**-0.5))
+
+
+def mask_refusal(model: Any) -> str | None:
+    """Why a transformers model's attention implementation cannot be given a dense mask; None where
+    it can.
+
+    Tokens recomputed in the middle of a cache see rows that no causal mask describes. Flash
+    attention takes none, flex attention takes blocks, and torch ends the process over a dense one.
+    """
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    registered = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+    if registered in (sdpa_mask, eager_mask):
+        return None
+    return (
+        f"expected an attention implementation that takes a dense mask, found {name}; "
+        "load the model with attn_implementation='sdpa' or 'eager'"
+    )
 
 
 @contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from kvbridge.errors import UnsupportedModel
+from kvbridge.errors import LoadError, UnsupportedModel
 from kvbridge.geometry import KVGeometry, LayerGeometry, Stream
-from kvbridge.model.attention import decoder_layers
+from kvbridge.model.arguments import DTYPES, device_of, dtype_of, expect, no_autocast
+from kvbridge.model.attention import decoder_layers, mask_refusal
 from kvbridge.model.digests import (
     WeightsDigests,
     adapter_names,
@@ -21,7 +25,7 @@ from kvbridge.model.digests import (
 )
 from kvbridge.model.licence import licence_of
 from kvbridge.model.model import Model
-from kvbridge.model.probe import Probe, probe
+from kvbridge.model.probe import Probe, positions_of, probe
 from kvbridge.model.rope import Rotation, measure_rotation
 from kvbridge.model.sources import load_errors, locate, no_progress
 
@@ -42,7 +46,11 @@ def load(
     first, and everything is loaded from that. Raises LoadError (UnsupportedModel, RotationMismatch
     among its kinds).
     """
-    name, target = str(source), torch.device(device)
+    expect(source, (str, Path), "demo:sender, a folder or org/name as a model")
+    expect(revision, (str, NoneType), "a revision as a text")
+    expect(adapter, (str, Path, NoneType), "a folder or id as an adapter")
+    expect(trust_remote_code, bool, "True or False as trust_remote_code")
+    name, target, dtype = str(source), device_of(device), dtype_of(dtype)
     with load_errors(name):
         located = locate(name, revision)
         common = {"revision": located.revision, "trust_remote_code": trust_remote_code}
@@ -65,6 +73,7 @@ def check_source(source: str | Path) -> None:
 
     No weights are read.
     """
+    expect(source, (str, Path), "demo:sender, a folder or org/name as a model")
     with load_errors(str(source)):
         located = locate(str(source), None)
         AutoConfig.from_pretrained(located.path, revision=located.revision)
@@ -76,6 +85,9 @@ def wrap(model: Any, tokenizer: Any, *, name: str = "", commit: str = "") -> Mod
     Both are used as they are, and every weight is hashed as it stands. Raises UnsupportedModel or
     RotationMismatch.
     """
+    expect(model, PreTrainedModel, "a transformers model")
+    expect(name, str, "a name as a text")
+    expect(commit, str, "a commit as a text")
     return _assemble(model, tokenizer, name, commit, None, model.dtype)
 
 
@@ -93,6 +105,7 @@ def _assemble(
     `stored_dtype` the dtype that weights are hashed in, so that upcasting on load changes no
     digest.
     """
+    _check_model(model, name)
     config = model.config.get_text_config(decoder=True)
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModel(
@@ -100,9 +113,12 @@ def _assemble(
             f"found {type(tokenizer).__name__}"
         )
     decoder = model.get_decoder()
-    probed = probe(model, config, name)
-    layers = decoder_layers(decoder)
-    rotation = measure_rotation(decoder, config, probed.content, probed.cached, probed.positions)
+    with _named(name):
+        probed = probe(model, config, name)
+        layers = decoder_layers(decoder)
+        rotation = measure_rotation(
+            decoder, config, probed.content, probed.cached, probed.positions
+        )
     digests = weights_digests(model, layers, stored_dtype, folder)
     geometry = KVGeometry(
         # With a commit, the branch or tag that it was found under says nothing more.
@@ -112,7 +128,7 @@ def _assemble(
         dtype=str(model.dtype).removeprefix("torch."),
         hidden_size=config.hidden_size,
         attention_heads=config.num_attention_heads,
-        max_positions=getattr(config, "max_position_embeddings", 2**31 - 1),
+        max_positions=positions_of(config),
         vocabulary=config.vocab_size,
         parameters=_parameters(model),
         layer_parameters=_parameters(layers),
@@ -126,6 +142,45 @@ def _assemble(
         licence=licence_of(folder, commit),
     )
     return Model(name, model, tokenizer, geometry, rotation)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Inside the block, a refusal begins with the model's name."""
+    try:
+        yield
+    except LoadError as refusal:
+        if str(refusal).startswith(name):
+            raise
+        raise type(refusal)(f"{name}: {refusal}") from refusal
+
+
+def _check_model(model: Any, name: str) -> None:
+    """Raises UnsupportedModel for a model that cannot be run here as a whole, before it is."""
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"{name}: expected a decoder, found an encoder with one; its cache depends on both"
+        )
+    if not model.can_generate() or model.get_output_embeddings() is None:
+        raise UnsupportedModel(
+            f"{name}: {type(model).__name__} has no language-model head; load it with "
+            "AutoModelForCausalLM"
+        )
+    devices = {str(tensor.device) for tensor in model.parameters()}
+    if "meta" in devices:
+        raise UnsupportedModel(
+            f"{name}: weights are not in memory (offloaded, or on the meta device); load the model "
+            "onto one device"
+        )
+    if len(devices) > 1:
+        raise UnsupportedModel(
+            f"{name}: expected all weights on one device, found {', '.join(sorted(devices))}"
+        )
+    no_autocast(model.device)
+    if model.dtype not in DTYPES:
+        raise UnsupportedModel(f"{name}: weights of {model.dtype} are not supported")
+    if refusal := mask_refusal(model):
+        raise UnsupportedModel(f"{name}: {refusal}")
 
 
 def _layer_geometries(

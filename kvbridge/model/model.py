@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from kvbridge.geometry import KVGeometry
 from kvbridge.model import text as texts
-from kvbridge.model.attention import decoder_layers
+from kvbridge.model.arguments import text_of
+from kvbridge.model.arguments import token_ids as ids_of
+from kvbridge.model.attention import decoder_layers, mask_refusal
 from kvbridge.model.chat import Chat, Messages, TemplateOptions, render_chat
 from kvbridge.model.digests import adapter_names
 from kvbridge.model.rope import Rotation
@@ -44,6 +46,8 @@ class Model:
         """
         if f"torch.{self.geometry.dtype}" != str(self.dtype):
             return f"dtype (now {str(self.dtype).removeprefix('torch.')})"
+        if mask_refusal(self.model):
+            return "attention implementation"
         if adapter_names(self.model) != self.geometry.adapters:
             return "adapters"
         # Looked at in every handoff: not walked where there was nothing. What was attached since is
@@ -93,7 +97,7 @@ class Model:
 
         Special tokens included. Raises UsageError for a lone surrogate.
         """
-        return texts.encode(self.tokenizer, text)
+        return texts.encode(self.tokenizer, text_of(text))
 
     def encode_ids(self, token_ids: Tensor) -> tuple[str, Encoding]:
         """The text that `token_ids` `[tokens]` spell and where each ends in it.
@@ -101,7 +105,7 @@ class Model:
         Generated ids need not be canonical. Special tokens that the tokenizer adds by itself spell
         nothing.
         """
-        return texts.encode_ids(self.tokenizer, token_ids)
+        return texts.encode_ids(self.tokenizer, ids_of(token_ids, self.geometry.vocabulary))
 
     def chat(self, messages: Messages, template: TemplateOptions | None = None) -> Chat:
         """The prompt of a chat under the model's own chat template: exactly the ids of

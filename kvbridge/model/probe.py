@@ -64,6 +64,15 @@ def cache_argument(model: nn.Module, cache: Any) -> dict[str, Any]:
     return {"cache" if "cache" in parameters else "past_key_values": cache}
 
 
+def positions_of(config: Any) -> int:
+    """How many positions a text config says there are; as good as endless where it says nothing."""
+    for name in ("max_position_embeddings", "max_target_positions"):
+        positions = getattr(config, name, None)
+        if isinstance(positions, int):
+            return positions
+    return 2**31 - 1
+
+
 def layer_windows(config: Any, name: str) -> list[int | None]:
     """Sliding window of each layer in tokens (None: full); UnsupportedModel names the first layer
     that cannot be translated."""
@@ -83,7 +92,7 @@ def probe(model: Any, config: Any, name: str) -> Probe:
     V."""
     windows = layer_windows(config, name)
     layers = decoder_layers(model.get_decoder())
-    longest = getattr(config, "max_position_embeddings", 10**6)
+    longest = min(positions_of(config), 10**6)
     count = min(PROBE_TOKENS, longest)
     positions = torch.arange(count) * max(1, min(POSITION_STEP, longest // count))
     # Distinct ids spread over the vocabulary; which they are does not matter.
@@ -112,6 +121,11 @@ def probe(model: Any, config: Any, name: str) -> Probe:
             )
         heads, width = keys.shape[1], keys.shape[3]
         cached.append(keys[0].transpose(0, 1))
+        if index not in raw or raw[index].numel() != cached[-1].numel():
+            raise UnsupportedModel(
+                f"{name}: layer {index} projects keys in an order that is not known, so that RoPE "
+                "cannot be checked against them"
+            )
         content.append(_as_heads(raw[index], count, heads, width))
         key_shapes.append((heads, width))
         value_shapes.append((values.shape[1], values.shape[3]))
@@ -148,7 +162,7 @@ def _key_source(layer: nn.Module, name: str, index: int) -> Projection:
     if source is None:
         raise UnsupportedModel(
             f"{name}: layer {index} ({type(attention).__name__}) has no k_norm, k_proj, qkv_proj, "
-            "query_key_value or c_attn to check RoPE against"
+            "query_key_value or c_attn, in an order that is known, to check RoPE against"
         )
     return source
 

@@ -64,21 +64,43 @@ class Rotation:
         assert self.module is not None
         device = next(self.module.buffers()).device
         like = torch.empty(0, dtype=torch.float32, device=device)
-        extra = () if self.layer_types[layer] is None else (self.layer_types[layer],)
+        kind = self.layer_types[layer]
+        extra = () if kind is None else (kind,)
         with torch.no_grad():
             cos, sin = self.module(like, positions.to(device, torch.int64)[None], *extra)
         cos, sin = cos[0].float(), sin[0].float()
-        # A module gives each frequency twice: once per half, or once per pair of neighbours. Its
-        # order need not be that of the layer's own style (some models reorder inside attention).
+        # A module gives each frequency once, or twice: once per half, or once per pair of
+        # neighbours. Its order need not be that of the layer's own style (some models reorder
+        # inside attention).
+        order = self._order(extra)
+        if order == "once":
+            cos, sin = (torch.cat((x, x), dim=-1) for x in (cos, sin))
         half = cos.shape[-1] // 2
-        in_halves = _halves_equal(cos) and _halves_equal(sin)
-        if self.styles[layer] == "half_split" and not in_halves:
+        if self.styles[layer] == "half_split" and order == "pairs":
             cos, sin = (torch.cat((x[:, ::2], x[:, ::2]), dim=-1) for x in (cos, sin))
-        elif self.styles[layer] == "interleaved" and in_halves:
+        elif self.styles[layer] == "interleaved" and order != "pairs":
             cos, sin = (x[:, :half].repeat_interleave(2, dim=-1) for x in (cos, sin))
         # cos² + sin² is s² at every position and frequency; the mean in fp64 evens out rounding.
         scale_squared = (cos.double().square() + sin.double().square()).mean().float()
         return cos[:, None], sin[:, None], scale_squared
+
+    def _order(self, extra: tuple[str, ...]) -> str:
+        """How the module gives its frequencies: each `once` (gpt-oss), twice in `halves`, or twice
+        in `pairs`. Seen at two positions where they differ, once per kind of layer."""
+        orders: dict[tuple[str, ...], str] = vars(self).setdefault("_orders", {})
+        if extra not in orders:
+            assert self.module is not None
+            device = next(self.module.buffers()).device
+            like = torch.empty(0, dtype=torch.float32, device=device)
+            with torch.no_grad():
+                positions = torch.tensor([[1, 7]], device=device)
+                cos, sin = (x[0].float() for x in self.module(like, positions, *extra))
+            pairs = torch.equal(cos[:, ::2], cos[:, 1::2]) and torch.equal(
+                sin[:, ::2], sin[:, 1::2]
+            )
+            twice = "pairs" if pairs else "once"
+            orders[extra] = "halves" if _halves_equal(cos) and _halves_equal(sin) else twice
+        return orders[extra]
 
     def unrotate(self, keys: Tensor, positions: Tensor, layer: int) -> Tensor:
         """Cached keys `[tokens, heads, head_dim]` to content space, fp32; the argument is not
@@ -144,7 +166,11 @@ def measure_rotation(
     styles = []
     for layer, (before, after) in enumerate(zip(content, cached, strict=True)):
         errors = {}
+        known = not per_type or layer_types[layer] in kinds
         for style, rotation in candidates.items():
+            if style != "none" and not known:
+                # Layers of a kind without phases have no positions (Beam).
+                continue
             difference = rotation.unrotate(after, positions, layer) - before.float()
             largest = before.float().abs().max().clamp_min(1e-12)
             errors[style] = float(difference.abs().max() / largest)
@@ -163,8 +189,8 @@ def measure_rotation(
 
 def _halves_equal(phases: Tensor) -> bool:
     """Whether the second half of the last axis repeats the first."""
-    first, second = phases.chunk(2, dim=-1)
-    return torch.equal(first, second)
+    half = phases.shape[-1] // 2
+    return torch.equal(phases[..., :half], phases[..., half:])
 
 
 def _rounded(phases: Tensor) -> bytes:

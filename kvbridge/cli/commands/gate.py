@@ -163,7 +163,7 @@ def gate_time(
         int, typer.Option(min=64, help="Length of the prompt in tokens of the receiver.")
     ] = 2048,
     repeats: Annotated[int, typer.Option(min=1, help="Measure N times and show the medians.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads to use.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads to use.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
