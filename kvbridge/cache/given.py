@@ -8,13 +8,14 @@ from torch import Tensor
 
 from kvbridge.errors import UsageError
 from kvbridge.geometry import KVGeometry
+from kvbridge.model.arguments import found_in
 
 
 def like_ids(values: Any, tokens: int, name: str) -> Tensor:
     """`[tokens]` out of a tensor `[tokens]` or `[1, tokens]`, as input_ids are, which may reach
     further than the ids, never less far; UsageError for another shape."""
-    if not isinstance(values, Tensor):
-        raise UsageError(f"expected a tensor as {name}, found {type(values).__name__}")
+    if not isinstance(values, Tensor) or values.device.type == "meta":
+        raise UsageError(f"expected a tensor as {name}, found {found_in(values)}")
     if values.ndim not in (1, 2) or (values.ndim == 2 and len(values) != 1):
         raise UsageError(
             f"expected {name} [{tokens}] or [1, {tokens}] of one request, "
@@ -58,6 +59,14 @@ def cached_pairs(cache: Any, geometry: KVGeometry) -> list[tuple[Tensor, Tensor]
         )
     if len(pairs) != len(geometry.layers):
         raise UsageError(f"expected {len(geometry.layers)} layers, found {len(pairs)}")
+    for index, (pair, layer) in enumerate(zip(pairs, geometry.layers, strict=True)):
+        shapes = [(int(tensor.shape[1]), int(tensor.shape[3])) for tensor in pair]
+        wanted = [(layer.stream(name).heads, layer.stream(name).width) for name in ("k", "v")]
+        if shapes != wanted:
+            raise UsageError(
+                f"layer {index}: expected {wanted} heads and widths of keys and values, found "
+                f"{shapes}: this cache is another model's"
+            )
     lengths = {int(tensor.shape[2]) for pair in pairs for tensor in pair}
     if len(lengths) != 1:
         raise UsageError(

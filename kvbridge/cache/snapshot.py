@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -151,6 +152,7 @@ class KVSnapshot:
         these ids, and for static, quantised and batched caches and a model in training.
         """
         expect(model, Model, "a model as made by kvbridge.load")
+        expect(provenance, (Provenance, NoneType), "a Provenance as provenance=")
         said = Said(text, None if messages is None else model.chat(messages, template))
         if template is not None and messages is None:
             raise UsageError("template= says how messages= are rendered; give both or neither")
