@@ -192,7 +192,7 @@ def show(cases: Cases, title: str, methods: tuple[str, ...]) -> None:
 
 def main() -> None:
     """The program."""
-    run_to_the_end(app)
+    run_to_the_end(app, "python -m benchmarks.coverage")
 
 
 if __name__ == "__main__":

@@ -145,4 +145,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    run_to_the_end(app)
+    run_to_the_end(app, "python -m benchmarks.registry")

@@ -19,13 +19,14 @@ from kvbridge.eval.conditions.setup import Setup
 from kvbridge.eval.report.finish import finish
 from kvbridge.eval.run.config import RunConfig
 from kvbridge.eval.run.evaluate import evaluate
-from kvbridge.eval.run.workers import Recipe, workers
+from kvbridge.eval.run.workers import Recipe, Source, workers
 from kvbridge.eval.tasks.chosen import Excluded
 from kvbridge.eval.tasks.items import Item
 from kvbridge.files import write_file
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.job import Fit, fit
 from kvbridge.format import RUN_ASSET, RUN_FIT
+from kvbridge.geometry import difference
 from kvbridge.model.model import Model
 
 Say = Callable[[str], None]
@@ -55,15 +56,19 @@ def fitted_asset(
     if path.exists():
         asset = load_asset(path)
         manifest = asset.manifest
-        same = (manifest.sender.digest, manifest.receiver.digest, manifest.body["config"]) == (
-            sender.geometry.digest,
-            receiver.geometry.digest,
-            config.to_json(),
-        )
-        if not same:
+        for role, fitted, model in (
+            ("sender", manifest.sender, sender),
+            ("receiver", manifest.receiver, receiver),
+        ):
+            if fitted.digest != model.geometry.digest:
+                raise CorruptFile(
+                    f"{path}: an asset of other models stands here; its {role} is "
+                    f"{fitted.model_id}, and {model.name} {difference(fitted, model.geometry)}; or "
+                    "use another --out"
+                )
+        if manifest.body["config"] != config.to_json():
             raise CorruptFile(
-                f"{path}: an asset of other models or another configuration stands here; use "
-                "another --out"
+                f"{path}: an asset of another configuration stands here; use another --out"
             )
         say(f"using the asset in {path}")
         return Fitted(asset, _read_timings(out))
@@ -119,8 +124,8 @@ def run_pair(
     with ExitStack() as stack:
         compute = None
         if config.processes > 1 and gate is None and receiver.device.type == "cpu":
-            dtype = receiver.geometry.dtype
-            recipe = Recipe(sender.name, receiver.name, dtype, asset.path, config.controls, plan)
+            sources = (Source.of(sender), Source.of(receiver))
+            recipe = Recipe(*sources, asset.path, config.controls, plan)
             compute = stack.enter_context(workers(recipe, config.processes))
         evaluate(setup, items, out, config=config, excluded=excluded, meta=meta, compute=compute)
     return finish(out, texts={item.id: item.prompt + " ⟶ " + item.answers[0] for item in items})

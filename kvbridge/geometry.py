@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -134,6 +134,41 @@ def shared_layers(sender: KVGeometry, receiver: KVGeometry) -> int:
             break
         count += 1
     return count
+
+
+_NAMES = ("model_id", "commit", "licence")
+"""Fields of a geometry that alter no value."""
+_WEIGHTS = {"layers", "embedding_digest", "weights_digest"}
+
+
+def difference(expected: KVGeometry, loaded: KVGeometry) -> str:
+    """How a loaded model differs from the one that something belongs to, as the end of a sentence
+    about it: its dtype or its adapters in words, otherwise the fields of the contract."""
+    before, now = expected.to_json(), loaded.to_json()
+    fields = [name for name in before if name not in _NAMES and before[name] != now[name]]
+    # Rounding to another dtype changes every weight, and rotations that are measured with them.
+    if "dtype" in fields and set(fields) <= {"dtype", "rope_digest", *_WEIGHTS}:
+        return (
+            f"is loaded as {loaded.dtype}, not as {expected.dtype}: load it with "
+            f"--dtype {expected.dtype} (in code, dtype=torch.{expected.dtype})"
+        )
+    if "adapters" in fields:
+        wanted, live = (", ".join(side.adapters) or "none" for side in (expected, loaded))
+        return f"has other adapters: {live}, not {wanted}"
+    if fields and set(fields) <= _WEIGHTS and _same_shapes(expected, loaded):
+        return (
+            f"differs in its weights ({', '.join(fields)}): either they are others, or the same "
+            "ones were hashed in another dtype, for `load` hashes a checkpoint as it is stored and "
+            "`wrap` a model as it stands; make both models in the same way"
+        )
+    return f"differs in {', '.join(fields)}"
+
+
+def _same_shapes(a: KVGeometry, b: KVGeometry) -> bool:
+    """Whether layers differ in nothing but their weights."""
+    return [replace(layer, weights_digest="") for layer in a.layers] == [
+        replace(layer, weights_digest="") for layer in b.layers
+    ]
 
 
 def digest_json(body: Any) -> str:

@@ -111,4 +111,4 @@ def tables_command(
 
 
 if __name__ == "__main__":
-    run_to_the_end(app)
+    run_to_the_end(app, "python -m benchmarks.gates")

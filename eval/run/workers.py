@@ -9,9 +9,11 @@ file with any number of workers.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -22,16 +24,34 @@ from kvbridge.eval.run.evaluate import Compute, Job, item_rows
 from kvbridge.eval.run.rows import Row
 from kvbridge.handoff.plan import RepairPlan
 from kvbridge.model.load import load
+from kvbridge.model.model import Model
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `kvbridge.load` makes the same model of again."""
+
+    name: str
+    dtype: str
+    adapter: str | None
+
+    @classmethod
+    def of(cls, model: Model) -> Source:
+        """Where a model came from."""
+        return cls(model.name, model.geometry.dtype, model.adapter)
+
+    def load(self) -> Model:
+        """The model, on the CPU."""
+        return load(self.name, dtype=getattr(torch, self.dtype), adapter=self.adapter)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker needs to make its own Setup: names that `kvbridge.load` takes, dtype, and
+    """What a worker needs to make its own Setup: both models as `kvbridge.load` takes them, and
     folders on disk."""
 
-    sender: str
-    receiver: str
-    dtype: str
+    sender: Source
+    receiver: Source
     asset: Path
     controls: Path | None
     plan: RepairPlan | None
@@ -44,8 +64,7 @@ def _start(recipe: Recipe) -> None:
     """Runs once in each worker."""
     global _setup
     torch.set_num_threads(1)
-    dtype = getattr(torch, recipe.dtype)
-    sender, receiver = (load(name, dtype=dtype) for name in (recipe.sender, recipe.receiver))
+    sender, receiver = recipe.sender.load(), recipe.receiver.load()
     asset = load_asset(recipe.asset)
     _setup = Setup.of(
         asset, load_controls(asset, recipe.controls), sender, receiver, plan=recipe.plan
@@ -62,5 +81,23 @@ def workers(recipe: Recipe, count: int) -> Iterator[Compute]:
     """Inside the block, a function that computes jobs on `count` processes, in order; they end with
     the block."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(count, _start, (recipe,)) as pool:
+    with _deaf_processes():
+        pool = context.Pool(count, _start, (recipe,))
+    with pool:
         yield lambda jobs: pool.imap(_run, jobs)
+
+
+@contextmanager
+def _deaf_processes() -> Iterator[None]:
+    """Processes that start inside the block never hear SIGINT.
+
+    Ctrl-C goes to all of them; the one that started them ends them. A blocked signal is inherited
+    and, other than an ignored one, not lost here: it arrives when the block ends.
+    """
+    # The tracker unblocks signals once it has started: it must be there before they are blocked.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -11,7 +11,9 @@ import torch
 from kvbridge.asset.folder import Asset, load_asset
 from kvbridge.cli.checks import check_out
 from kvbridge.cli.gate_show import show, show_timing
+from kvbridge.cli.interrupt import leaving, left_whole
 from kvbridge.cli.models import models_of
+from kvbridge.cli.options import ModelOptions
 from kvbridge.cli.output import say
 from kvbridge.cli.progress import counted
 from kvbridge.cli.samples import samples_of
@@ -34,16 +36,14 @@ from kvbridge.handoff.plan import RepairPlan
 @dataclass(frozen=True)
 class CalibrateCommand:
     """What was asked for on the command line. `data` None: the demo's held-out texts; `out` None:
-    ASSET.gate; `sender` and `receiver`: where the models lie, if not where the manifest says."""
+    ASSET.gate."""
 
     asset: Path
     data: str | None
     out: Path | None
     config: GateConfig
     limit: int | None
-    sender: str | None
-    receiver: str | None
-    device: str
+    models: ModelOptions
     as_json: bool
 
 
@@ -58,9 +58,7 @@ class TimeCommand:
     repeats: int
     threads: int
     out: Path | None
-    sender: str | None
-    receiver: str | None
-    device: str
+    models: ModelOptions
     as_json: bool
 
 
@@ -82,6 +80,11 @@ def signals_in(names: str | None) -> tuple[str, ...]:
 def run_calibrate(asked: CalibrateCommand) -> None:
     """Calibrates, saves and shows."""
     out = asked.out or CALIBRATION.beside(asked.asset)
+    with leaving(lambda: left_whole("a calibration", out)):
+        _calibrate(asked, out)
+
+
+def _calibrate(asked: CalibrateCommand, out: Path) -> None:
     check_out(out, new="calibrations")
     if asked.data is not None:
         check_data(asked.data)
@@ -93,7 +96,7 @@ def run_calibrate(asked: CalibrateCommand) -> None:
     for part, some in parts.items():
         if part != "statistics":
             prompts += sum(len(sample.ends) for sample in some)
-    sender, receiver = models_of(asset, (asked.sender, asked.receiver), asked.device)
+    sender, receiver = models_of(asset, asked.models)
     with counted("requests") as report:
         total = len(config.plans) * prompts
         calibration = calibrate(
@@ -129,7 +132,7 @@ def run_time(asked: TimeCommand) -> None:
     calibration = load_calibration(calibration_of(asked.asset, asked.calibration), asset)
     raws = demo_rows("test") if asked.data is None else read_raw(asked.data, Skipped(say))
     texts = [raw.body["text"] for raw in raws if isinstance(raw.body.get("text"), str)]
-    sender, receiver = models_of(asset, (asked.sender, asked.receiver), asked.device)
+    sender, receiver = models_of(asset, asked.models)
     timing = measure(
         Bridge(asset, sender=sender, receiver=receiver),
         calibration.extras,

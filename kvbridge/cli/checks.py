@@ -4,15 +4,19 @@ minutes."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from kvbridge.asset.folder import Asset
+from kvbridge.cli.options import ModelOptions
 from kvbridge.errors import UsageError
 from kvbridge.format import CALIBRATION, CONTROL_SET, SUMS, TRANSLATOR
 from kvbridge.model.load import check_source
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""What PEFT reads first in an adapter's folder."""
 
 
 def check_out(out: Path, *, new: str | None = None) -> None:
@@ -54,10 +58,25 @@ def check_spill(folder: str | None) -> None:
         )
 
 
-def check_models(names: Sequence[str], device: str) -> None:
-    """Raises UsageError where the device is not there, LoadError where one of several models has no
-    configuration."""
+def check_models(asked: ModelOptions) -> None:
+    """Raises UsageError where the device or what an adapter needs is not there, LoadError where one
+    of several models has no configuration."""
+    device = asked.device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"--device {device}: no CUDA device is available here; use --device cpu")
-    for name in names:
+    for name in asked.names:
+        assert name is not None, "only a command with an asset may leave names to it"
         check_source(name)
+    for adapter in asked.adapters:
+        if adapter is not None:
+            _check_adapter(adapter)
+
+
+def _check_adapter(adapter: str) -> None:
+    """Raises UsageError where PEFT is not installed or a folder is no adapter's."""
+    if find_spec("peft") is None:
+        raise UsageError(
+            f"the adapter {adapter} needs the package peft: pip install 'kvbridge[adapters]'"
+        )
+    if Path(adapter).is_dir() and not (Path(adapter) / ADAPTER_CONFIG).exists():
+        raise UsageError(f"the adapter {adapter}: no {ADAPTER_CONFIG} stands in this folder")

@@ -11,7 +11,9 @@ from typing import Any
 import kvbridge
 from kvbridge import demo
 from kvbridge.cli.checks import check_out
+from kvbridge.cli.interrupt import leaving, left_run
 from kvbridge.cli.models import loaded
+from kvbridge.cli.options import ModelOptions
 from kvbridge.cli.output import emit, say
 from kvbridge.cli.progress import counted, tokens_read
 from kvbridge.cli.show import show, show_latency
@@ -44,9 +46,14 @@ class DemoCommand:
 
 def run_demo(asked: DemoCommand) -> None:
     """Fits, evaluates and reports; with `latency`, handoff and prefill are timed as well."""
+    with leaving(lambda: left_run(asked.out)):
+        _run(asked)
+
+
+def _run(asked: DemoCommand) -> None:
     check_out(asked.out)
     watch = Stopwatch()
-    sender, receiver = loaded(["demo:sender", "demo:receiver"], "cpu")
+    sender, receiver = loaded(ModelOptions(("demo:sender", "demo:receiver")))
     texts = [text for split, count in DOCUMENTS.items() for text in demo_documents(split, count)]
     with tokens_read("fit") as progress:
         fitted = fitted_asset(

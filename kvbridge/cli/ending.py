@@ -7,15 +7,21 @@ from typing import NoReturn
 
 import typer
 
+from kvbridge.cli.interrupt import Interrupted, interruptible
 from kvbridge.cli.output import say
 from kvbridge.errors import KVBridgeError, UsageError
 
 
-def run_to_the_end(app: typer.Typer) -> NoReturn:
+def run_to_the_end(app: typer.Typer, program: str = "kvbridge") -> NoReturn:
     """Runs what the arguments ask for and exits: 0 on success, 2 on a usage error, 1 on any other
-    refusal. A bug keeps its traceback."""
+    refusal, 130 after Ctrl-C and 143 after SIGTERM. A bug keeps its traceback. `program` is how a
+    user calls the app, for the command that goes on."""
     try:
-        code = app(standalone_mode=False)
+        with interruptible():
+            code = app(standalone_mode=False)
+    except Interrupted as interrupted:
+        say(f"kvbridge: {interrupted.line([*program.split(), *sys.argv[1:]])}")
+        code = interrupted.code
     except typer.Abort:
         code = 130
     except typer.TyperException as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvbridge.asset.folder import Asset, load_asset
 from kvbridge.cli.checks import check_controls, check_out
+from kvbridge.cli.interrupt import leaving, left_run
 from kvbridge.cli.models import models_of
+from kvbridge.cli.options import ModelOptions
 from kvbridge.cli.output import say
 from kvbridge.cli.progress import counted
 from kvbridge.cli.show import show
@@ -39,8 +41,7 @@ KnownTo = Callable[[str], str | None]
 @dataclass(frozen=True)
 class EvalCommand:
     """What was asked for on the command line. `data` None: the demo's held-out texts; `conditions`
-    and `tasks` None: all that apply; `gate`: a name of FIXED_GATES or a calibration's folder;
-    `sender` and `receiver`: where the models lie, if not where the manifest says."""
+    and `tasks` None: all that apply; `gate`: a name of FIXED_GATES or a calibration's folder."""
 
     asset: Path
     out: Path
@@ -50,9 +51,7 @@ class EvalCommand:
     limit: int | None = None
     controls: Path | None = None
     gate: str | None = None
-    sender: str | None = None
-    receiver: str | None = None
-    device: str = "cpu"
+    models: ModelOptions = field(default_factory=ModelOptions)
     processes: int = 1
     as_json: bool = False
 
@@ -60,6 +59,11 @@ class EvalCommand:
 def run_eval(asked: EvalCommand) -> None:
     """Evaluates into a run folder and shows the summary; nothing is loaded where it would be in
     vain."""
+    with leaving(lambda: left_run(asked.out)):
+        _run(asked)
+
+
+def _run(asked: EvalCommand) -> None:
     _check_names(asked)
     check_out(asked.out)
     if asked.data is not None:
@@ -84,7 +88,7 @@ def run_eval(asked: EvalCommand) -> None:
     _check_documents(raws, known)
     digest = data_digest(raws)
     check_run(asked.out, asset.digest, digest)
-    sender, receiver = models_of(asset, (asked.sender, asked.receiver), asked.device)
+    sender, receiver = models_of(asset, asked.models)
     items, excluded = make_items(
         raws, sender, receiver, limit=asked.limit, tasks=asked.tasks, known=known
     )

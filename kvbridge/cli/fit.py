@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,30 @@ import torch
 import kvbridge
 from kvbridge import demo
 from kvbridge.asset.folder import save_asset
-from kvbridge.cli.checks import check_out, check_spill
-from kvbridge.cli.models import loaded, one_by_one
+from kvbridge.cli.checks import check_models, check_out, check_spill
+from kvbridge.cli.interrupt import leaving, left_whole
+from kvbridge.cli.models import dtype_of, loaded, one_by_one
+from kvbridge.cli.options import ModelOptions
 from kvbridge.cli.output import decimals, emit, say, table
 from kvbridge.cli.progress import tokens_read
-from kvbridge.errors import UsageError
+from kvbridge.errors import OverBudget, UsageError
 from kvbridge.eval.pair import fit_line
 from kvbridge.fitting.config import FitConfig
 from kvbridge.fitting.data import check_data
+from kvbridge.fitting.job import Fit
 from kvbridge.fitting.memory import MemoryPlan, check_memory, plan_memory
-from kvbridge.model.model import Model
+from kvbridge.geometry import KVGeometry
+from kvbridge.model.outline import outline
 
 
 @dataclass(frozen=True)
 class FitCommand:
     """What was asked for on the command line. `data` None: the demo's texts."""
 
-    sender: str
-    receiver: str
+    models: ModelOptions
     data: str | None
     out: Path
     config: FitConfig
-    device: str
     dry_run: bool
     as_json: bool
 
@@ -49,28 +52,23 @@ def demo_texts() -> str:
 
 def run_fit(asked: FitCommand) -> None:
     """Fits and saves; with `dry_run`, shows the memory plan and refuses what would not fit."""
-    if asked.sender == asked.receiver:
+    with leaving(lambda: left_whole("a translator", asked.out)):
+        _run(asked)
+
+
+def _run(asked: FitCommand) -> None:
+    sides = list(zip(asked.models.names, asked.models.adapters, strict=True))
+    if sides[0] == sides[1]:
         raise UsageError("sender and receiver are the same model: its cache needs no translation")
     if not asked.dry_run:
         check_out(asked.out, new="assets")
         check_data(asked.texts)
         check_spill(asked.config.spill_folder)
-    load = one_by_one if asked.config.one_at_a_time else loaded
-    sender, receiver = load([asked.sender, asked.receiver], asked.device)
+    check_models(asked.models)
+    planned = _plan(asked)
     if asked.dry_run:
-        _plan(asked, sender, receiver)
         return
-    with tokens_read("fit") as progress:
-        fit = kvbridge.fit(
-            sender,
-            receiver,
-            asked.texts,
-            config=asked.config,
-            device=asked.device,
-            progress=progress,
-            on_plan=lambda plan: say("; ".join(plan.lines())),
-        )
-    digest = save_asset(fit, asked.out)
+    fit, digest = _fitted(asked, None if planned else _say_plan)
     say(fit_line(fit))
     if asked.as_json:
         emit(
@@ -84,26 +82,78 @@ def run_fit(asked: FitCommand) -> None:
             }
         )
         return
-    _scores(f"{asked.sender} → {asked.receiver}, held-out scores", fit.scores.to_json())
+    title = " → ".join(str(name) for name in asked.models.names)
+    _scores(f"{title}, held-out scores", fit.scores.to_json())
     for line in (*fit.left_out.lines(), *fit.marks):
         say(line)
     print(f"{asked.out}: digest {digest}")
 
 
-def _plan(asked: FitCommand, sender: Model, receiver: Model) -> None:
-    """Shows the memory plan, then refuses one that is over its budget."""
-    device = torch.device(asked.device)
-    plan = plan_memory(sender.geometry, receiver.geometry, asked.config, device)
-    if asked.as_json:
-        emit(_plan_json(plan))
+def _fitted(asked: FitCommand, on_plan: Callable[[MemoryPlan], None] | None) -> tuple[Fit, str]:
+    """The fit, saved, and its digest."""
+    load = one_by_one if asked.config.one_at_a_time else loaded
+    sender, receiver = load(asked.models)
+    with tokens_read("fit") as progress:
+        fit = kvbridge.fit(
+            sender,
+            receiver,
+            asked.texts,
+            config=asked.config,
+            device=asked.models.device,
+            progress=progress,
+            on_plan=on_plan,
+        )
+    return fit, save_asset(fit, asked.out)
+
+
+def _plan(asked: FitCommand) -> bool:
+    """Shows the memory plan and refuses one that is over its budget, before any weight is read;
+    False where a model's configuration does not tell its shapes, unless nothing but the plan was
+    asked for: then the models are loaded for it."""
+    device = torch.device(asked.models.device)
+    sides: list[KVGeometry] = []
+    for name in map(str, asked.models.names):
+        side = outline(name, dtype_of(asked.models, name), device)
+        if side is not None:
+            sides.append(side)
+    told = len(sides) == len(asked.models.names)
+    if not told and not asked.dry_run:
+        return False
+    if not told:
+        sides = [model.geometry for model in loaded(asked.models)]
+    sender, receiver = sides
+    plan = plan_memory(sender, receiver, asked.config, device, loaded=not told)
+    refusal: OverBudget | None = None
+    try:
+        check_memory(sender, receiver, asked.config, device, loaded=not told)
+    except OverBudget as error:
+        refusal = error
+    if not asked.dry_run:
+        _say_plan(plan)
+    elif asked.as_json:
+        emit(_plan_json(plan, refusal is None))
     else:
         print("\n".join(plan.lines()))
-    check_memory(sender.geometry, receiver.geometry, asked.config, device)
+    if refusal is not None:
+        raise refusal
+    return True
 
 
-def _plan_json(plan: MemoryPlan) -> dict[str, Any]:
-    fits = plan.peak_bytes <= plan.budget_bytes
-    return {**vars(plan), "peak_bytes": plan.peak_bytes, "fits": fits}
+def _say_plan(plan: MemoryPlan) -> None:
+    say("; ".join(plan.lines()))
+
+
+def _plan_json(plan: MemoryPlan, fits: bool) -> dict[str, Any]:
+    models = {
+        role: {**vars(side), "bytes": side.nbytes}
+        for role, side in (("sender", plan.sender), ("receiver", plan.receiver))
+    }
+    totals = {
+        "models_bytes": plan.models_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "total_bytes": plan.total_bytes,
+    }
+    return {**vars(plan), **models, **totals, "fits": fits}
 
 
 def _scores(title: str, scores: dict[str, Any]) -> None:

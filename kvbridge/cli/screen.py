@@ -7,7 +7,9 @@ from pathlib import Path
 
 from kvbridge.cli.checks import check_models, check_out
 from kvbridge.cli.fit import demo_texts
+from kvbridge.cli.interrupt import leaving, left_fleet
 from kvbridge.cli.models import loaded
+from kvbridge.cli.options import ModelOptions
 from kvbridge.cli.output import emit, say
 from kvbridge.cli.progress import counted
 from kvbridge.cli.show import show_screening
@@ -23,22 +25,27 @@ from kvbridge.format import RUN_REPORT
 class ScreenCommand:
     """What was asked for on the command line. `data` None: the demo's texts."""
 
-    models: tuple[str, ...]
+    models: ModelOptions
     data: str | None
     out: Path
     config: ScreenConfig
-    device: str
     as_json: bool
 
 
 def run_screen(asked: ScreenCommand) -> None:
     """Screens into a run folder and shows every pair; raises EvalError where none could be
     measured."""
-    check_fleet(asked.models)
+    count = len(asked.models.names)
+    with leaving(lambda: left_fleet(asked.out, count * (count - 1))):
+        _run(asked)
+
+
+def _run(asked: ScreenCommand) -> None:
+    check_fleet([str(name) for name in asked.models.names])
     check_out(asked.out)
-    check_models(asked.models, asked.device)
+    check_models(asked.models)
     data = _data(asked)
-    models = loaded(asked.models, asked.device)
+    models = loaded(asked.models)
     with counted("items") as progress:
         result = screen(models, data, asked.out, asked.config, say=say, progress=progress)
     say(f"report: {asked.out / RUN_REPORT}")

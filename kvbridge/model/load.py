@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -65,7 +66,8 @@ def load(
         if adapter is not None:
             model.load_adapter(str(adapter))
     model = model.to(target).eval()
-    return _assemble(model, tokenizer, name, located.commit, Path(located.path), stored)
+    loaded = _assemble(model, tokenizer, name, located.commit, Path(located.path), stored)
+    return loaded if adapter is None else replace(loaded, adapter=str(adapter))
 
 
 def check_source(source: str | Path) -> None:
@@ -82,8 +84,9 @@ def check_source(source: str | Path) -> None:
 def wrap(model: Any, tokenizer: Any, *, name: str = "", commit: str = "") -> Model:
     """A Model around a transformers model and tokenizer that are already loaded.
 
-    Both are used as they are, and every weight is hashed as it stands. Raises UnsupportedModel or
-    RotationMismatch.
+    Both are used as they are, and every weight is hashed as it stands: a model that was loaded in
+    another dtype than its checkpoint's is not the one that `load` makes of that checkpoint. Raises
+    UnsupportedModel or RotationMismatch.
     """
     expect(model, PreTrainedModel, "a transformers model")
     expect(name, str, "a name as a text")

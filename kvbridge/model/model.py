@@ -23,7 +23,8 @@ from kvbridge.model.text import Encoding
 class Model:
     """A transformers model with its tokenizer, geometry and rotation.
 
-    `name` is what it was loaded from. `kvbridge.load` and `kvbridge.wrap` make it.
+    `name` is what it was loaded from, `adapter` where its PEFT adapter came from. `kvbridge.load`
+    and `kvbridge.wrap` make it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Model:
     tokenizer: Any
     geometry: KVGeometry
     rotation: Rotation
+    adapter: str | None = None
     _versions: tuple[int, ...] = field(init=False, repr=False)
     _adapters: tuple[str, ...] = field(init=False, repr=False)
 

@@ -114,4 +114,4 @@ def measure_command(
 
 
 if __name__ == "__main__":
-    run_to_the_end(app)
+    run_to_the_end(app, "python -m recipes.demo")

@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 
 from kvbridge.cli.ending import run_to_the_end
+from kvbridge.cli.options import DType, ModelOptions, ReceiverAdapter, SenderAdapter
 from recipes.thirdparty.pair import prepare
-from recipes.thirdparty.real import CONFIG, FULL, INPUTS, QUICK, QUICK_CONFIG, run
+from recipes.thirdparty.real import CONFIG, FULL, INPUTS, QUICK, QUICK_CONFIG, RealCommand, run
 
 app = typer.Typer(
     help=__doc__,
@@ -47,10 +48,15 @@ def run_command(
             "--latency", help="Also measure from which prompt length on a handoff is faster."
         ),
     ] = False,
+    dtype: DType = None,
+    sender_adapter: SenderAdapter = None,
+    receiver_adapter: ReceiverAdapter = None,
 ) -> None:
     """Prepare what is missing, fit a translator, evaluate it, and show the table."""
-    run(out, QUICK if quick else FULL, QUICK_CONFIG if quick else CONFIG, latency)
+    models = ModelOptions(adapters=(sender_adapter, receiver_adapter), dtype=dtype)
+    size, config = (QUICK, QUICK_CONFIG) if quick else (FULL, CONFIG)
+    run(RealCommand(out, size, config, latency, models))
 
 
 if __name__ == "__main__":
-    run_to_the_end(app)
+    run_to_the_end(app, "python -m recipes.thirdparty")

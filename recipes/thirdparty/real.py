@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import kvbridge
+from kvbridge.cli.interrupt import leaving, left_run
+from kvbridge.cli.models import loaded
+from kvbridge.cli.options import ModelOptions
 from kvbridge.cli.output import say
 from kvbridge.cli.progress import counted, tokens_read
 from kvbridge.cli.show import show, show_latency
@@ -67,15 +69,35 @@ def documents(texts: Path, size: Size) -> list[Document]:
     return chosen
 
 
-def run(out: Path, size: Size, config: FitConfig, latency: bool) -> None:
-    """The whole of it into `out`; with `latency`, handoff and prefill are timed as well."""
+@dataclass(frozen=True)
+class RealCommand:
+    """What was asked for on the command line; the `names` of `models` are where the pair lies."""
+
+    out: Path
+    size: Size
+    config: FitConfig
+    latency: bool
+    models: ModelOptions
+
+
+def run(asked: RealCommand) -> None:
+    """The whole of it into the run folder; with `latency`, handoff and prefill are timed as well.
+    An interrupt says what is left."""
+    with leaving(lambda: left_run(asked.out)):
+        _run(asked)
+
+
+def _run(asked: RealCommand) -> None:
+    out, size = asked.out, asked.size
     watch = Stopwatch()
     pair = prepare(INPUTS)
     say(f"inputs ready after {watch.seconds():.0f} s")
-    sender, receiver = kvbridge.load(pair.sender), kvbridge.load(pair.receiver)
+    sender, receiver = loaded(replace(asked.models, names=(str(pair.sender), str(pair.receiver))))
     texts = documents(pair.texts, size)
     with tokens_read("fit") as progress:
-        fitted = fitted_asset(sender, receiver, texts, out, config, say=say, progress=progress)
+        fitted = fitted_asset(
+            sender, receiver, texts, out, asked.config, say=say, progress=progress
+        )
     say(f"translator ready after {watch.seconds():.0f} s")
     raws: list[RawItem] = list(read_raw(str(pair.texts / "test.jsonl")))
     items, excluded = make_items(raws[size.scored :], sender, receiver, limit=size.items)
@@ -85,7 +107,7 @@ def run(out: Path, size: Size, config: FitConfig, latency: bool) -> None:
         summary = run_pair(sender, receiver, fitted, items, out, settings, excluded=excluded)
     say(f"{watch.seconds():.0f} s in all")
     show(summary, False)
-    if latency:
+    if asked.latency:
         bridge = Bridge(fitted.asset, sender=sender, receiver=receiver)
         text = longest_text(receiver, [raw.body["text"] for raw in raws], 2048)
         rows = measure_latency(bridge, text, repeats=3)

@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from kvbridge.cli.options import (
+    AssetDType,
     AssetFolder,
     Data,
     Device,
     Json,
+    ModelOptions,
     Processes,
     Receiver,
+    ReceiverAdapter,
     Sender,
+    SenderAdapter,
     names_in,
 )
 
@@ -74,6 +78,9 @@ def eval_run(
     ] = None,
     sender: Sender = None,
     receiver: Receiver = None,
+    dtype: AssetDType = None,
+    sender_adapter: SenderAdapter = None,
+    receiver_adapter: ReceiverAdapter = None,
     device: Device = "cpu",
     processes: Processes = 1,
     as_json: Json = False,
@@ -102,9 +109,9 @@ def eval_run(
             limit=limit,
             controls=controls,
             gate=gate,
-            sender=sender,
-            receiver=receiver,
-            device=device,
+            models=ModelOptions(
+                (sender, receiver), (sender_adapter, receiver_adapter), dtype, device
+            ),
             processes=processes,
             as_json=as_json,
         )

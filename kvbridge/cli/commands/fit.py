@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from kvbridge.cli.options import MODEL, Data, Device, Json, SenderLayers
+from kvbridge.cli.options import (
+    MODEL,
+    Data,
+    Device,
+    DType,
+    Json,
+    ModelOptions,
+    ReceiverAdapter,
+    SenderAdapter,
+    SenderLayers,
+)
 
 
 def fit(
@@ -86,8 +96,8 @@ def fit(
     memory_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Use at most N bytes of memory beside the two models; by default 70 % of what is "
-            "free.",
+            help="Use at most N bytes of memory beside the two models; by default 70 % of what they "
+            "leave free.",
             show_default=False,
         ),
     ] = None,
@@ -139,9 +149,14 @@ def fit(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only print how much memory the fit needs, in bytes, and end."
+            "--dry-run",
+            help="Only print how much memory the two models and the fit need, and end; no weights "
+            "are read.",
         ),
     ] = False,
+    dtype: DType = None,
+    sender_adapter: SenderAdapter = None,
+    receiver_adapter: ReceiverAdapter = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -178,4 +193,5 @@ def fit(
         min_exact_share=min_exact_share,
         force=force,
     )
-    run_fit(FitCommand(sender, receiver, data, out, config, device, dry_run, as_json))
+    models = ModelOptions((sender, receiver), (sender_adapter, receiver_adapter), dtype, device)
+    run_fit(FitCommand(models, data, out, config, dry_run, as_json))

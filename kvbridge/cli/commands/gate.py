@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from kvbridge.cli.options import (
+    AssetDType,
     AssetFolder,
     CalibrationFolder,
     Data,
     Device,
     Json,
+    ModelOptions,
     Receiver,
+    ReceiverAdapter,
     Sender,
+    SenderAdapter,
 )
 
 gate = typer.Typer(
@@ -105,6 +109,9 @@ def gate_calibrate(
     ] = None,
     sender: Sender = None,
     receiver: Receiver = None,
+    dtype: AssetDType = None,
+    sender_adapter: SenderAdapter = None,
+    receiver_adapter: ReceiverAdapter = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -128,9 +135,8 @@ def gate_calibrate(
         plans=plans_in(tails),
         signals=signals_in(signals),
     )
-    run_calibrate(
-        CalibrateCommand(asset, data, out, config, limit, sender, receiver, device, as_json)
-    )
+    models = ModelOptions((sender, receiver), (sender_adapter, receiver_adapter), dtype, device)
+    run_calibrate(CalibrateCommand(asset, data, out, config, limit, models, as_json))
 
 
 @gate.command("show")
@@ -174,6 +180,9 @@ def gate_time(
     ] = None,
     sender: Sender = None,
     receiver: Receiver = None,
+    dtype: AssetDType = None,
+    sender_adapter: SenderAdapter = None,
+    receiver_adapter: ReceiverAdapter = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -184,18 +193,5 @@ def gate_time(
     """
     from kvbridge.cli.calibrate import TimeCommand, run_time
 
-    run_time(
-        TimeCommand(
-            asset,
-            calibration,
-            data,
-            tokens,
-            repeats,
-            threads,
-            out,
-            sender,
-            receiver,
-            device,
-            as_json,
-        )
-    )
+    models = ModelOptions((sender, receiver), (sender_adapter, receiver_adapter), dtype, device)
+    run_time(TimeCommand(asset, calibration, data, tokens, repeats, threads, out, models, as_json))

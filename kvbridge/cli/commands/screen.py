@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from kvbridge.cli.options import MODEL, Data, Device, Json, Processes, SenderLayers
+from kvbridge.cli.options import (
+    MODEL,
+    Data,
+    Device,
+    DType,
+    Json,
+    ModelOptions,
+    Processes,
+    SenderLayers,
+    adapters_in,
+)
 
 
 def screen(
@@ -48,6 +58,16 @@ def screen(
             "the prompt again."
         ),
     ] = True,
+    dtype: DType = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=ADAPTER",
+            help="Put a PEFT adapter, a folder or org/name on the Hub, into one of MODELS. May be "
+            "given once for each of them.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "cpu",
     processes: Processes = 1,
     as_json: Json = False,
@@ -71,4 +91,5 @@ def screen(
         latency=latency,
         processes=processes,
     )
-    run_screen(ScreenCommand(tuple(models), data, out, config, device, as_json))
+    asked = ModelOptions(tuple(models), adapters_in(adapter or (), models), dtype, device)
+    run_screen(ScreenCommand(asked, data, out, config, as_json))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from kvbridge.geometry import KVGeometry, digest_text
+from kvbridge.geometry import difference, digest_text
 from kvbridge.handoff.common import Common, common_text
 from kvbridge.handoff.decision import Decision, discard
 from kvbridge.handoff.pair import Pair
@@ -58,7 +58,7 @@ def _check_contract(pair: Pair, request: Request) -> Decision | None:
         return discard(
             "wrong_pair",
             f"the snapshot is of {snapshot.geometry.model_id}, this bridge takes {sender.model_id} "
-            "as it was loaded",
+            f"as it was loaded, which {difference(snapshot.geometry, sender)}",
         )
     origin = snapshot.provenance
     if origin.depth > 0 or origin.fidelity != "exact":
@@ -76,8 +76,8 @@ def _check_contract(pair: Pair, request: Request) -> Decision | None:
         if fitted.digest != loaded.digest:
             return discard(
                 "contract_mismatch",
-                f"{role}: fitted for {fitted.model_id}, found {loaded.model_id}, "
-                f"which differs in {difference(fitted, loaded)}",
+                f"{role}: fitted for {fitted.model_id}, found {loaded.model_id}, which "
+                f"{difference(fitted, loaded)}",
             )
     return None
 
@@ -133,7 +133,8 @@ def _check_known(pair: Pair, request: Request) -> Decision | None:
     if known.geometry.digest != receiver.digest:
         return discard(
             "contract_mismatch",
-            f"known: of {known.geometry.model_id}, expected {receiver.model_id} as it was loaded",
+            f"known: of {known.geometry.model_id}, expected {receiver.model_id} as it was loaded, "
+            f"which {difference(known.geometry, receiver)}",
         )
     origin = known.provenance
     if origin.depth > 0 or origin.fidelity != "exact":
@@ -149,10 +150,3 @@ def _check_known(pair: Pair, request: Request) -> Decision | None:
             "text_mismatch", f"known: its {count} tokens are not the beginning of this prompt"
         )
     return None
-
-
-def difference(fitted: KVGeometry, loaded: KVGeometry) -> str:
-    """Names of the contract's fields in which two geometries differ."""
-    before, now = fitted.to_json(), loaded.to_json()
-    apart = ("model_id", "commit", "licence")
-    return ", ".join(name for name in before if name not in apart and before[name] != now[name])
