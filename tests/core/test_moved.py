@@ -23,6 +23,24 @@ def test_every_new_name_is_a_module_and_every_old_one_is_free(old):
     assert module.__name__ == module.__spec__.name == f"kvbridge.{MOVED[old]}"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("old", "names"),
+    [
+        ("gates.policy", ("CalibratedGate", "Ladder", "Policy")),
+        ("gates.calibration", ("load_calibration",)),
+        ("gates.audit", ("JsonLines",)),
+        ("gates.reading", ("Reading",)),
+        ("cost", ("Speed",)),
+        ("translator", ("Block",)),
+        ("registry.catalog", ("Catalog",)),
+    ],
+)
+def test_what_the_pages_told_people_to_import_is_there_under_the_old_name(old, names):
+    module = importlib.import_module(f"kvbridge.{old}")
+    assert all(hasattr(module, name) for name in names)
+
+
 def test_unknown_names_stay_unknown():
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("kvbridge.absent")
