@@ -66,11 +66,10 @@ def went_on(prompt: Prompt, handoff: Handoff, watch: Stopwatch, tail: int) -> St
 def _prepared(prompt: Prompt, bridge: Bridge, snapshot: KVSnapshot, plan: RepairPlan) -> Prepared:
     """The request up to its translated cache; of an earlier tail's everything that `plan` leaves as
     it was."""
-    pair, text, key = bridge.pair, prompt.item.prompt, (bridge, snapshot)
+    pair, key = bridge.pair, (bridge, snapshot)
     before = prompt.prepared.get(key)
     if before is None:
-        observed = bridge.gate is not None
-        request = Request(snapshot, text, pair.receiver.encode(text), plan, observed=observed)
+        request = prompt.request(bridge, snapshot, plan)
     else:
         request = stages.replan(pair, before.request, plan)
     line: dict[str, Stage] = {

@@ -15,6 +15,7 @@ from kvbridge.eval.tasks.items import Item
 from kvbridge.eval.tasks.start import Start
 from kvbridge.handoff.bridge import Bridge
 from kvbridge.handoff.cost import prefill_flops
+from kvbridge.handoff.plan import RepairPlan
 from kvbridge.handoff.request import Request
 
 
@@ -65,3 +66,7 @@ class Prompt:
     def prefill_flops(self) -> int:
         """FLOPs of the receiver's own prefill."""
         return prefill_flops(self.setup.receiver.geometry, len(self.ids))
+
+    def request(self, bridge: Bridge, snapshot: KVSnapshot, plan: RepairPlan) -> Request:
+        """What the stages start from."""
+        return bridge.request(snapshot, self.item.prompt, repair=plan)

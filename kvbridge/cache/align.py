@@ -16,6 +16,9 @@ from torch import Tensor
 MIN_EXACT_SHARE = 0.2
 """Share of covered tokens with an exact end below which two tokenizers are not worth pairing."""
 
+MOST_BETWEEN = 16
+"""Most template tokens in a row that are given rows beside them."""
+
 
 @dataclass(frozen=True)
 class Alignment:
@@ -88,19 +91,30 @@ def align_stretches(sender: Tensor, receiver: Tensor, stretches: Sequence[Stretc
     return Alignment(index, covered, share)
 
 
-def align_between(alignment: Alignment, sender_tokens: int, complete: bool) -> Alignment:
-    """`alignment` with the uncovered tokens between its covered ones covered, too: each reads the
-    sender row as far before the next covered token's as it stands before that, but none before
-    what the last covered token reads. `complete`: so do the tokens behind the last one, counted
-    from it on."""
+def align_between(
+    alignment: Alignment, outside: Tensor, sender_tokens: int, *, complete: bool
+) -> Alignment:
+    """`alignment` with the short runs of tokens `outside` `[tokens]` all messages covered, too.
+
+    Before a covered token each reads the sender row as far before that token's row as it stands
+    before the token, but none before what the last covered token reads. `complete`: so do those
+    behind the last covered token, counted from it on. A run of more than MOST_BETWEEN is left out:
+    a template that writes so much says something of its own.
+    """
     index, covered = alignment.index.clone(), alignment.covered.clone()
     places = covered.nonzero()[:, 0].tolist()
-    for last, following in zip([-1, *places], places, strict=False):
-        lowest = 0 if last < 0 else int(index[last])
-        for place in range(last + 1, following):
+
+    def template(first: int, last: int) -> bool:
+        return 0 < last - first <= MOST_BETWEEN and bool(outside[first:last].all())
+
+    for previous, following in zip([-1, *places], places, strict=False):
+        if not template(previous + 1, following):
+            continue
+        lowest = 0 if previous < 0 else int(index[previous])
+        for place in range(previous + 1, following):
             index[place] = max(lowest, int(index[following]) - (following - place))
             covered[place] = True
-    if complete and places:
+    if complete and places and template(places[-1] + 1, len(index)):
         for place in range(places[-1] + 1, len(index)):
             index[place] = min(sender_tokens - 1, int(index[places[-1]]) + place - places[-1])
             covered[place] = True

@@ -42,7 +42,7 @@ class Bridge:
     `use_approximate`); a NotingGate also hears of what is decided without it. `ledger` grants the
     translator (None: it is put on the receiver's device when it is first needed, and stays there).
     `template_tokens`: the receiver's template tokens in a chat that the sender read under another
-    template are recomputed, or translated from the sender's rows next to them ("translate").
+    template are translated from the sender's rows next to them, or recomputed ("recompute").
     Nothing about a request raises: it is a Decision(discard) and the handoff is a dense prefill.
     Misuse raises UsageError.
     """
@@ -56,7 +56,7 @@ class Bridge:
         gate: Gate | None = None,
         ledger: Ledger | None = None,
         min_exact_share: float = MIN_EXACT_SHARE,
-        template_tokens: TemplateTokens = "recompute",
+        template_tokens: TemplateTokens = "translate",
     ) -> None:
         self.pair = Pair.of(asset, sender, receiver, min_exact_share, template_tokens)
         self.gate = gate

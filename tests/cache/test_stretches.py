@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbridge.cache.align import Stretch, align_between, align_stretches
+from kvbridge.cache.align import MOST_BETWEEN, Stretch, align_between, align_stretches
 
 
 def spans(text: str, sizes: list[int]) -> torch.Tensor:
@@ -52,22 +52,43 @@ def test_no_row_over_a_cut_is_read(read):
     assert int(sender[rows, 1].max()) <= place + length
 
 
+def outside(receiver: torch.Tensor) -> torch.Tensor:
+    marks = torch.ones(len(receiver), dtype=torch.bool)
+    for s in WHOLE:
+        marks &= (receiver[:, 1] <= s.receiver) | (receiver[:, 0] >= s.receiver + s.length)
+    return marks
+
+
 def test_template_tokens_read_the_rows_beside_the_messages():
     sender, receiver = spans(SENDER, [1]), spans(RECEIVER, [1])
-    alignment = align_stretches(sender, receiver, WHOLE)
-    filled = align_between(alignment, len(sender), complete=True)
+    alignment, free = align_stretches(sender, receiver, WHOLE), outside(receiver)
+    filled = align_between(alignment, free, len(sender), complete=True)
     assert bool(filled.covered.all())
     assert torch.equal(filled.index[alignment.covered], alignment.index[alignment.covered])
     assert bool((filled.index.diff() >= 0).all())
     assert int(filled.index.max()) < len(sender)
-    ending = align_between(alignment, len(sender), complete=False)
+    ending = align_between(alignment, free, len(sender), complete=False)
     last = int(alignment.covered.nonzero()[-1])
     assert bool(ending.covered[:last].all())
     assert not bool(ending.covered[last + 1 :].any())
+
+
+def test_long_runs_and_tokens_of_messages_are_left():
+    sender, receiver = spans(SENDER, [1]), spans(RECEIVER, [1])
+    free = outside(receiver)
+    alignment = align_stretches(sender, receiver, [WHOLE[0], WHOLE[2]])
+    filled = align_between(alignment, free, len(sender), complete=True)
+    middle = WHOLE[1].receiver
+    assert not bool(filled.covered[middle : middle + WHOLE[1].length].any())
+    free[:] = True
+    assert WHOLE[2].receiver - WHOLE[0].receiver - WHOLE[0].length > MOST_BETWEEN
+    filled = align_between(alignment, free, len(sender), complete=True)
+    assert not bool(filled.covered[middle : middle + WHOLE[1].length].any())
 
 
 def test_no_tokens_at_all():
     empty = torch.zeros((0, 2), dtype=torch.int64)
     for sender, receiver in ((empty, spans(RECEIVER, [2])), (spans(SENDER, [2]), empty)):
         alignment = align_stretches(sender, receiver, WHOLE)
-        assert not bool(align_between(alignment, len(sender), complete=True).covered.any())
+        free = torch.ones(len(receiver), dtype=torch.bool)
+        assert not bool(align_between(alignment, free, len(sender), complete=True).covered.any())

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import coverage
+from benchmarks import chats, coverage
 from benchmarks import registry as store_benchmark
 from benchmarks.faults.__main__ import app as faults
 from benchmarks.gates.__main__ import app as gate_study
@@ -19,6 +19,7 @@ from recipes.thirdparty.__main__ import app as thirdparty
 
 PROGRAMS = {
     "kvbridge": app,
+    "benchmarks.chats": chats.app,
     "benchmarks.coverage": coverage.app,
     "benchmarks.faults": faults,
     "benchmarks.gates": gate_study,

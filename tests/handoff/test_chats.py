@@ -4,6 +4,7 @@ has in common with the snapshot."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ def own() -> Bridge:
     return Bridge(None, sender=model, receiver=model)
 
 
+def given(bridge: Bridge, template_tokens: Any) -> Bridge:
+    """The same bridge with another way to treat template tokens."""
+    return Bridge(
+        bridge.translator,
+        sender=bridge.sender,
+        receiver=bridge.receiver,
+        template_tokens=template_tokens,
+    )
+
+
 def aligned(bridge: Bridge, snapshot: KVSnapshot, messages: list[dict], **options):
     request = bridge.request(snapshot, messages=messages, **options)
     return stages.align(bridge.pair, stages.check(bridge.pair, [request]))[0]
@@ -71,9 +82,10 @@ def test_a_chat_crosses_templates(bridge):
     handoff.generate(2)
 
 
-def test_every_covered_token_has_its_message_read(bridge):
+@pytest.mark.parametrize("template_tokens", ["recompute", "translate"])
+def test_every_token_of_a_message_reads_it(bridge, template_tokens):
     snapshot = capture(bridge.sender, messages=CHAT)
-    request = aligned(bridge, snapshot, CHAT)
+    request = aligned(given(bridge, template_tokens), snapshot, CHAT)
     assert request.refusal is None
     alignment = request.aligned.alignment
     held, ends = bridge.sender.chat(CHAT), request.encoding.spans[:, 1]
@@ -89,28 +101,69 @@ def test_every_covered_token_has_its_message_read(bridge):
             assert held.text[seen - 1] == request.text[end - 1]
             assert int(snapshot.spans[row, 1]) >= seen
             assert row == 0 or int(snapshot.spans[row - 1, 1]) < seen
-    assert torch.equal(alignment.covered, inside)
-    # The receiver's own template tokens are recomputed.
-    recomputed = set(request.aligned.chosen.tolist())
-    assert set((~inside).nonzero()[:, 0].tolist()) <= recomputed
+    assert bool(alignment.covered[inside].all())
+    # The receiver's own template tokens are recomputed, or read rows beside the messages.
+    if template_tokens == "recompute":
+        assert torch.equal(alignment.covered, inside)
+        recomputed = set(request.aligned.chosen.tolist())
+        assert set((~inside).nonzero()[:, 0].tolist()) <= recomputed
+    else:
+        read = alignment.index[alignment.covered]
+        assert bool((read.diff() >= 0).all())
 
 
-def test_template_tokens_may_be_translated(bridge):
+def test_template_tokens_are_translated_where_they_are_few(bridge):
     snapshot = capture(bridge.sender, messages=CHAT)
-    other = Bridge(
-        bridge.asset or bridge.translator,
-        sender=bridge.sender,
-        receiver=bridge.receiver,
-        template_tokens="translate",
-    )
-    request = aligned(other, snapshot, CHAT)
+    request = aligned(bridge, snapshot, CHAT)
     assert bool(request.aligned.alignment.covered.all())
-    handoff = other.handoff(snapshot, messages=CHAT)
-    assert handoff.decision.accepted
-    least = bridge.handoff(snapshot, messages=CHAT).decision.predicted_flops
-    assert handoff.decision.predicted_flops < least
+    more = given(bridge, "recompute").handoff(snapshot, messages=CHAT).decision
+    less = bridge.handoff(snapshot, messages=CHAT).decision
+    assert less.predicted_flops < more.predicted_flops
     with pytest.raises(UsageError, match="template_tokens"):
-        Bridge(None, sender=bridge.sender, receiver=bridge.receiver, template_tokens="drop")
+        given(bridge, "drop")
+
+
+def test_what_a_template_says_at_length_is_recomputed(bridge):
+    """Tools that stand in one template alone have no row to be read from."""
+    snapshot = capture(bridge.sender, messages=CHAT)
+    said = RECEIVERS.replace("[{{", "{% if loop.last %}" + SENTENCES[7] * 2 + "{% endif %}[{{")
+    request = aligned(bridge, snapshot, CHAT, template={"chat_template": said})
+    start = request.text.find(SENTENCES[7])
+    starts, ends = request.encoding.spans[: request.cached].unbind(1)
+    inside = (starts > start) & (ends <= start + 2 * len(SENTENCES[7]))
+    assert int(inside.sum()) > 20
+    assert not bool(request.aligned.alignment.covered[inside].any())
+
+
+def test_a_message_that_is_altered_is_recomputed(bridge):
+    """It cannot be told from what the template writes itself, so nothing beside it is guessed."""
+    upper = "{% for m in messages %}[{{ m.content | upper if loop.index == 3 else m.content }}]"
+    both = {"chat_template": upper + "{% endfor %}"}
+    snapshot = capture(bridge.sender, messages=CHAT, template=both)
+    assert [p.located for p in snapshot.passages] == [True, True, False, True]
+    other = {"chat_template": "> " + both["chat_template"].replace("[", "(").replace("]", ")")}
+    request = aligned(bridge, snapshot, CHAT, template=other)
+    ends = request.encoding.spans[: request.cached, 1]
+    held = torch.zeros(request.cached, dtype=torch.bool)
+    for passage in request.passages:
+        if passage.located:
+            held |= (ends > passage.start) & (ends <= passage.end)
+    assert torch.equal(request.aligned.alignment.covered, held)
+
+
+def test_rows_left_out_within_a_message_are_recomputed(bridge):
+    whole = capture(bridge.sender, messages=CHAT)
+    snapshot = whole.select(torch.cat((torch.arange(30), torch.arange(60, len(whole)))))
+    request = aligned(bridge, snapshot, CHAT)
+    assert request.refusal is None
+    every = aligned(bridge, whole, CHAT).aligned.alignment
+    gone = (every.index >= 30) & (every.index < 60)
+    inside = torch.zeros(request.cached, dtype=torch.bool)
+    ends = request.encoding.spans[: request.cached, 1]
+    for passage in request.passages:
+        inside |= (ends > passage.start) & (ends <= passage.end)
+    assert int((gone & inside).sum()) > 5
+    assert not bool(request.aligned.alignment.covered[gone & inside].any())
 
 
 def test_a_saved_chat_crosses_as_well(bridge, tmp_path):

@@ -21,6 +21,7 @@ from kvbridge.cache.snapshot import KVSnapshot
 from kvbridge.cache.snapshot_file import Description
 from kvbridge.errors import CorruptFile, FileError, UnknownSchema
 from kvbridge.format import METADATA_KEY
+from kvbridge.model.passages import Passage
 from tests.hostile import forge as forge_tools
 from tests.hostile.forge import join_weights, set_at, split_weights
 from tests.hostile.test_assets import Bomb
@@ -76,6 +77,7 @@ def forge(
             kvbridge.KVGeometry.from_json(said["geometry"]),
             Provenance.from_json(said["provenance"]),
             "",
+            tuple(Passage(*passage) for passage in said.get("passages", ())),
         )
         said["digest"] = bare.content_digest(held) if said["digest"] == "" else said["digest"]
     except (KeyError, TypeError, ValueError, FileError):
@@ -168,6 +170,19 @@ def test_an_unknown_version_is_named(file, schema):
 
 
 NUMBERS: tuple[Any, ...] = (-1, True, 1.0, "1", None, [], 10**30, float("nan"), float("inf"))
+BAD_PASSAGES: tuple[Any, ...] = (
+    None,
+    {},
+    [3],
+    [[0, 4]],
+    [[4, 0, "0" * 64]],
+    [[0, -1, "0" * 64]],
+    [[-1, 4, "0" * 64]],
+    [[-2, -2, "0" * 64]],
+    [[0, 4, "zero"]],
+    [[True, 4, "0" * 64]],
+    [[3, 9, "0" * 64], [5, 12, "0" * 64]],
+)
 BAD_BODIES: dict[str, Callable[[dict], Any]] = {
     "no schema": lambda b: b.pop("schema"),
     "no digest": lambda b: b.pop("digest"),
@@ -199,6 +214,7 @@ BAD_BODIES: dict[str, Callable[[dict], Any]] = {
     **{f"span from {n!r}": set_at("provenance", "spans", 0, 2, value=n) for n in NUMBERS},
     "unknown fidelity": lambda b: b["provenance"]["spans"][0].__setitem__(4, "perfect"),
     "fidelity a list": lambda b: b["provenance"]["spans"][0].__setitem__(4, ["exact"]),
+    **{f"passages {rows!r:.60}": set_at("passages", value=rows) for rows in BAD_PASSAGES},
     "approximate at depth 0": lambda b: b["provenance"]["spans"][0].__setitem__(4, "approximate"),
 }
 
@@ -207,6 +223,12 @@ BAD_BODIES: dict[str, Callable[[dict], Any]] = {
 def test_metadata_that_says_what_cannot_be(file, what):
     forge(file, BAD_BODIES[what])
     refused(file)
+
+
+def test_passages_in_order_are_taken(file):
+    rows = [[0, 4, "0" * 64], [-1, -1, "1" * 64], [4, 9, "2" * 64]]
+    forge(file, set_at("passages", value=rows))
+    assert KVSnapshot.load(file).passages == tuple(Passage(*row) for row in rows)
 
 
 BAD_TENSORS: dict[str, Callable[[dict], Any]] = {

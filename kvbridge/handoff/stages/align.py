@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kvbridge.cache.align import (
     Alignment,
@@ -192,12 +193,32 @@ def _align_tokens(pair: Pair, request: Request) -> tuple[Alignment, bool]:
     if common is None:
         by_span = align_spans(snapshot.spans, encoding.spans[start:])
     else:
-        by_span = align_stretches(snapshot.spans, encoding.spans[start:], common.stretches)
-        if pair.template_tokens == "translate":
-            by_span = align_between(by_span, len(snapshot), complete=_complete(request))
+        spans = encoding.spans[start:]
+        by_span = align_stretches(snapshot.spans, spans, common.stretches)
+        if pair.template_tokens == "translate" and _all_located(request):
+            by_span = align_between(
+                by_span, _outside(request), len(snapshot), complete=_complete(request)
+            )
     index = torch.cat((torch.zeros(start, dtype=torch.int64), by_span.index))
     covered = torch.cat((torch.zeros(start, dtype=torch.bool), by_span.covered))
     return Alignment(index, covered, by_span.exact_share), False
+
+
+def _all_located(request: Request) -> bool:
+    """Whether messages are aligned one by one, and it is known of each where it stands: what else
+    there is, the template wrote."""
+    passages = (*request.passages, *request.snapshot.passages)
+    one_by_one = request.common is not None and request.common.beginning is None
+    return one_by_one and all(passage.located for passage in passages)
+
+
+def _outside(request: Request) -> Tensor:
+    """Which of the unknown tokens `[tokens − start]` hold no character of a message."""
+    starts, ends = request.encoding.spans[request.start :].unbind(1)
+    outside = torch.ones(len(ends), dtype=torch.bool)
+    for passage in request.passages:
+        outside &= (ends <= passage.start) | (starts >= passage.end)
+    return outside
 
 
 def _complete(request: Request) -> bool:
