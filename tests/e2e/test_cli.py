@@ -116,7 +116,7 @@ def losses(path: Path) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fit", "a"), "receiver"),
+        (("fit", "a"), "RECEIVER"),
         (("nosuch",), "nosuch"),
         (("fit", "a", "b", "--out", "x", "--layers", "z"), "--layers"),
         (("registry", "ls", "--nosuch"), "--nosuch"),
