@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kvbridge.errors import UsageError
+from kvbridge.errors import CorruptFile, UsageError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of weights and caches."""
@@ -45,7 +45,7 @@ def path_of(value: Any, what: str) -> Path:
         raise UsageError(f"expected {what}, found {found_in(value)}")
     text = text_of(str(value), what)
     if "\0" in text:
-        raise UsageError(f"expected {what}, found a path with a zero byte")
+        raise CorruptFile(f"expected {what}, found a path with a zero byte")
     return Path(text)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -111,26 +110,6 @@ def test_an_evaluation_goes_on_from_its_rows(
     _, stderr = going.communicate(timeout=300)
     assert going.returncode == 0, stderr[-2000:]
     assert rows.read_bytes().startswith(kept)
-
-
-def test_an_evaluation_that_has_no_rows_yet(demo_asset: Path, tmp_path: Path) -> None:
-    out, began = tmp_path / "run", time.monotonic()
-    run = ("eval", "run", demo_asset, "--out", out)
-    line, _ = interrupted(run, lambda: time.monotonic() - began > 4, signal.SIGINT)
-    assert f"nothing is kept in {out} yet; begin again with:" in line or "rows; go on with" in line
-
-
-def test_a_demo_keeps_its_translator_and_rows(demo_asset: Path, tmp_path: Path) -> None:
-    """What stands is of another configuration: the line counts files, and reads none."""
-    out, began = tmp_path / "demo", time.monotonic()
-    out.mkdir()
-    shutil.copytree(demo_asset, out / "asset")
-    (out / "rows.jsonl").write_text("{}\n{}\n")
-    line, _ = interrupted(
-        ("demo", "--out", out), lambda: time.monotonic() - began > 3, signal.SIGTERM
-    )
-    assert line.startswith("kvbridge: ended by SIGTERM; kept in ")
-    assert "the translator and 2 rows; go on with:" in line
 
 
 def test_a_screening_counts_pairs(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
     parts: dict[str, list[Any]] = {name: [] for name in CALIBRATION_SPLITS}
     for row in rows.values():
         parts[split_of(row.document)].append(row)
-    chosen = [row for some in parts.values() for row in some[:14]]
+    chosen = [row for some in parts.values() for row in some[:28]]
     samples = [Sample(r.id, r.document, r.body["context"], (260, 300)) for r in chosen]
     bridge = Bridge(asset, sender=sender, receiver=receiver)
     plan = GateConfig().plans[0]
