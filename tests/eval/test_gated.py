@@ -115,7 +115,7 @@ def test_gated_alone_shows_risk_over_coverage_on_documents_the_gate_has_not_seen
         for line in (tmp_path / "run" / "rows.jsonl").read_text("utf-8").splitlines()
     ]
     assert {row["condition"] for row in written} == {"gated", "native", "translated_tail17"}
-    fresh = {row.document for row in parts["report"][:14]}
+    fresh = {row.document for row in parts["report"][:28]}
     assert {row["document"] for row in written if row["status"] == "ok"} == fresh
     left_out = {row["document"] for row in written if "calibrated on its document" in row["reason"]}
     assert left_out == {row.document for row in chosen} - fresh
