@@ -14,7 +14,7 @@ from kvbridge.errors import UsageError
 from kvbridge.handoff import stages
 from kvbridge.handoff.cost import handoff_parts
 from tests.handoff.handoffs import assert_exact, biases, continued, identity, renamed
-from tests.models import EXACT_KINDS, TEXT, tiny
+from tests.models import EXACT_KINDS, TEXT, tiny, tiny_causal, wrapped
 
 KINDS = (*EXACT_KINDS, "mistral_sliding", "neox", "smollm3")
 KNOWN = 25
@@ -134,6 +134,16 @@ def test_a_prompt_that_is_known_whole_is_exact(beyond, asset):
     for own, expected in zip(handoff.layers, known.layers, strict=True):
         assert all(torch.equal(own[n], expected[n][:cached]) for n in own)
     assert_exact(handoff, continued(bridge.receiver, handoff.ids))
+
+
+def test_what_is_known_whole_is_exact_whatever_the_senders_shape():
+    """A sender with other heads and fewer layers has no row that anything reads."""
+    receiver, sender = tiny("llama"), tiny_causal("llama", 1, num_hidden_layers=2, head_dim=8)
+    bridge = Bridge(None, sender=wrapped(sender, name="small"), receiver=receiver)
+    known = known_of(bridge, len(receiver.encode(TEXT)) - 1)
+    handoff = bridge.handoff(capture(bridge.sender, TEXT), TEXT, known=known)
+    assert (handoff.decision.verdict, handoff.decision.reason) == ("use", "exact")
+    assert_exact(handoff, continued(receiver, handoff.ids))
 
 
 def test_shared_layers_after_known_rows():

@@ -36,14 +36,17 @@ def fill_exact(pair: Pair, request: Request, layers: list[LayerKV]) -> None:
             for name, tensor in target.items():
                 tensor[:start] = own[name][:start].to(tensor)
     computed = [] if features.first is None else features.first.layers
+    for target, own in zip(layers, computed, strict=False):
+        for name, tensor in target.items():
+            tensor[start:] = own[name]
     covered = aligned.alignment.covered.nonzero()[:, 0]
+    if len(covered) == 0:
+        # A prompt that is known whole: the sender's layers may be others, of another shape.
+        return
     read, at = aligned.alignment.index[covered], covered.to(device)
-    for layer in range(features.exact_layers):
+    for layer in range(len(computed), features.exact_layers):
         for name, tensor in layers[layer].items():
-            if layer < len(computed):
-                tensor[start:] = computed[layer][name]
-            else:
-                tensor[at] = request.snapshot.layers[layer][name][read].to(tensor)
+            tensor[at] = request.snapshot.layers[layer][name][read].to(tensor)
 
 
 def _rotated(pair: Pair, request: Request) -> Request:
