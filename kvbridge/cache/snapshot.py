@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -152,7 +151,7 @@ class KVSnapshot:
         these ids, and for static, quantised and batched caches and a model in training.
         """
         expect(model, Model, "a model as made by kvbridge.load")
-        expect(provenance, (Provenance, NoneType), "a Provenance as provenance=")
+        expect(provenance, (Provenance, type(None)), "a Provenance as provenance=")
         said = Said(text, None if messages is None else model.chat(messages, template))
         if template is not None and messages is None:
             raise UsageError("template= says how messages= are rendered; give both or neither")
@@ -198,10 +197,8 @@ class KVSnapshot:
             self.text_digest, self.characters, self.geometry, self.provenance, "", self.passages
         )
         body = replace(bare, digest=bare.content_digest(tensors)).to_json()
-        write_file(
-            path_of(path, "a file to write the snapshot to"),
-            save(tensors, metadata={METADATA_KEY: json.dumps(body, sort_keys=True)}),
-        )
+        header = {METADATA_KEY: json.dumps(body, sort_keys=True)}
+        write_file(path_of(path, "a file to write to"), save(tensors, metadata=header))
 
     @classmethod
     def load(cls, path: str | Path) -> KVSnapshot:
